@@ -33,7 +33,8 @@ LEAVE_S = 60.0
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two processes for media, so that one large job at a time is decoded."""
     log = tmp_path_factory.mktemp("media") / "log"
-    with running(checkpoint, log, server={"media_processes": 2, "preprocess_threads": 4}) as found:
+    threads, limits = {"media_processes": 2, "preprocess_threads": 4}, {"max_queued_requests": 200}
+    with running(checkpoint, log, server=threads, limits=limits) as found:
         found.wait_ready()
         yield found
 
@@ -156,6 +157,26 @@ def test_a_client_that_leaves_frees_its_process(server: ServerProcess, http: htt
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert ask(http, part("video", growing_gif([(64, 64)] * 3))).status_code == 200
+
+
+def test_many_videos_at_once_leave_no_memory_behind_and_no_text_outside(
+    server: ServerProcess, http: httpx2.Client
+) -> None:
+    """A hundred and fifty bodies of 2.5 MB, whose clients leave."""
+    before, video = resident_bytes(server.popen.pid), part("video", slow_gif())
+    links = [send_and_leave(server, video) for _ in range(150)]
+    try:
+        wait_inside(http, 150)
+        ask_text(http)
+        ask_image(http)
+    finally:
+        for link in links:
+            link.close()
+    wait_idle(http)
+    deadline = time.monotonic() + LEAVE_S
+    while (used := resident_bytes(server.popen.pid)) - before > SPARE_BYTES:
+        assert time.monotonic() < deadline, f"{used >> 20} MiB, {before >> 20} before"
+        time.sleep(0.1)
 
 
 def wait_inside(client: httpx2.Client, count: int) -> None:

@@ -95,6 +95,24 @@ def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: Gra
     assert compiler.jobs.killed == num_killed + 2 and compiler.jobs.waiting == 0
 
 
+def test_however_many_grammars_may_take_long_others_do_not_wait(compiler: GrammarCompiler) -> None:
+    """Forty of them take 80 seconds of CPU time, one after the other."""
+    many = [Grammar("lark", f"{ENDLESS.text}\nC{i}: /x/") for i in range(40)]
+    endless = [compiler.compile(grammar) for grammar in many]
+    wait_for(lambda: num_busy(compiler))
+    for grammar in (
+        Grammar("regex", "not behind them"),
+        Grammar("choice", '["not", "behind"]'),
+        Grammar("json_schema", '{"type": "integer", "minimum": 7}'),
+        Grammar("lark", 'start: "behind"'),
+    ):
+        assert compiled(compiler, grammar) is not None
+    assert sum(not future.done() for future in endless) > 20
+    for grammar, future in zip(many, endless, strict=True):
+        compiler.forget(grammar, future)
+    wait_for(lambda: all(future.done() for future in endless) and not num_busy(compiler))
+
+
 def test_a_trial_that_nobody_waits_for_is_ended(compiler: GrammarCompiler) -> None:
     before = set(pids(compiler))
     future = compiler.compile(ENDLESS)

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -132,6 +133,12 @@ class TestCosts:
         assert not is_cheap(many_scans(2000, 2000, 20))
         for data in (b"", b"\xff\xd8", b"\xff\xd8\xff\xd9", picture(9, 9)[:40], bytes(100), b"\xff" * 1000):
             assert not is_plain(data) and not is_cheap(data)
+
+    def test_much_metadata_is_not_cheap(self) -> None:
+        """Pillow reads it entry by entry: a second for 19 MB."""
+        data, note = picture(64, 64), b"\xff\xed" + struct.pack(">H", 60_002) + bytes(60_000)
+        for num, expected in ((0, True), (2, True), (3, False), (300, False)):
+            assert is_cheap(data[:2] + note * num + data[2:]) is expected, num
 
     def test_visits_are_counted_by_scans_and_components(self) -> None:
         assert count_visits(picture(64, 64, subsampling=0)) == 3 * 64

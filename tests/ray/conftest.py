@@ -3,4 +3,5 @@
 from importlib.util import find_spec
 
 if find_spec("ray") is None:
-    collect_ignore = ["test_cluster.py", "test_remote_engine.py", "test_application.py", "long"]
+    names = ("cluster", "remote_engine", "application", "prefix_router")
+    collect_ignore = [*(f"test_{name}.py" for name in names), "long"]

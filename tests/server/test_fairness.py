@@ -166,6 +166,69 @@ def test_a_flood_leaves_places_to_others(inside: ExitStack) -> None:
     assert made.inside == 80
 
 
+def prepare(inside: ExitStack, made: Admission, caller: Caller, num: int, *, has_media: bool = False) -> None:
+    """Requests whose bodies have arrived."""
+    for _ in range(num):
+        place = inside.enter_context(made.enter(caller))
+        place.prepare()
+        if has_media:
+            place.prepare_media()
+
+
+def test_requests_that_take_long_to_prepare_leave_places_to_others(inside: ExitStack) -> None:
+    made, flood, other = places(1000), Caller("flood", CallerLimits()), Caller("other", CallerLimits())
+    prepare(inside, made, flood, 88)  # of 100
+    with pytest.raises(CapacityError, match="are being prepared"):
+        prepare(inside, made, flood, 1)
+    prepare(inside, made, other, 12)
+    with pytest.raises(CapacityError, match="are being prepared"):
+        prepare(inside, made, other, 1)
+    assert made.pending == 100
+
+
+def test_media_leave_places_to_text_of_the_same_caller(inside: ExitStack) -> None:
+    made, caller = places(1000), Caller("a", CallerLimits())
+    prepare(inside, made, caller, 76, has_media=True)
+    with pytest.raises(CapacityError, match="with media"), ExitStack() as refused:
+        prepare(refused, made, caller, 1, has_media=True)
+    prepare(inside, made, caller, 12)
+    assert made.pending == 88 and made.pending_media == 76
+    inside.close()
+    assert made.pending == made.pending_media == made.pending_bytes == 0
+
+
+def test_slow_senders_leave_places_to_others(inside: ExitStack) -> None:
+    made, slow, other = places(1000), Caller("slow", CallerLimits()), Caller("other", CallerLimits())
+    for _ in range(88):  # of 100
+        inside.enter_context(made.enter(slow))
+    with pytest.raises(CapacityError, match="are being read"):
+        inside.enter_context(made.enter(slow))
+    for _ in range(12):
+        inside.enter_context(made.enter(other))
+
+
+def test_large_requests_leave_memory_to_small_ones(inside: ExitStack) -> None:
+    made, caller = places(1000), Caller("a", CallerLimits())
+    made.max_pending_bytes = 80 * 2**20
+    large = [inside.enter_context(made.enter(caller)) for _ in range(2)]
+    large[0].hold(60 * 2**20)
+    with pytest.raises(CapacityError, match="bytes are being prepared"):
+        large[1].hold(11 * 2**20)
+    large[1].hold(10 * 2**20)
+    for _ in range(10):
+        inside.enter_context(made.enter(caller)).hold(2**20)
+    with pytest.raises(CapacityError, match="bytes are being prepared"):
+        inside.enter_context(made.enter(caller)).hold(1)
+
+
+def test_a_request_may_have_all_memory_alone(inside: ExitStack) -> None:
+    made, caller = places(1000), Caller("a", CallerLimits())
+    made.max_pending_bytes = 80 * 2**20
+    alone = inside.enter_context(made.enter(caller))
+    for _ in range(2):
+        alone.hold(40 * 2**20)
+
+
 def test_a_share_of_the_queue_is_the_most_that_a_caller_gets(inside: ExitStack) -> None:
     made, caller = places(80), Caller("a", CallerLimits(queue_share=0.25))
     fill(inside, made, caller, 20)

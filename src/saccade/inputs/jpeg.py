@@ -14,6 +14,7 @@ MAX_SCANS = 500
 # A usual progressive file visits every block six to ten times. Small images may have more.
 MAX_VISITS, FREE_VISITS = 40, 2**20
 CHEAP_PIXELS, CHEAP_BYTES, CHEAP_VISITS = 4 * 2**20, 2**20, 2**19
+CHEAP_HEAD_BYTES = 128 * 2**10  # before the first scan: metadata, which Pillow reads entry by entry
 
 _END, _START_OF_SCAN = 0xD9, 0xDA
 _SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
@@ -35,9 +36,11 @@ class JpegFrame:
 
 def is_cheap(data: bytes) -> bool:
     """Whether decoding takes some 30 ms at most, whatever the file contains: in one pass, or in scans that visit few
-    blocks."""
+    blocks, with little metadata."""
     frame = read_frame(data)
     if frame is None or frame.height * frame.width > CHEAP_PIXELS or frame.marker not in _HUFFMAN:
+        return False
+    if first_scan(data) > CHEAP_HEAD_BYTES:
         return False
     return is_plain(data) or (len(data) <= CHEAP_BYTES and count_visits(data) <= CHEAP_VISITS)
 
@@ -85,6 +88,16 @@ def read_frame(data: bytes) -> JpegFrame | None:
         if marker == _START_OF_SCAN or num_segments > MAX_SEGMENTS:
             return None
     return None
+
+
+def first_scan(data: bytes) -> int:
+    """Where the first scan begins; the end if there is none."""
+    for num_segments, (marker, at, _) in enumerate(_segments(data)):
+        if marker == _START_OF_SCAN:
+            return at
+        if num_segments > MAX_SEGMENTS:
+            break
+    return len(data)
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:

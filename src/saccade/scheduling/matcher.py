@@ -18,14 +18,15 @@ from saccade.jobs.packets import resident_bytes
 from saccade.jobs.pool_process import is_supported
 from saccade.scheduling.compiling import Vocabulary, Words, build_tokenizer, compile_grammar
 from saccade.scheduling.orders import Mask
-from saccade.scheduling.trials import Trials
+from saccade.scheduling.trials import Trials, may_take_long, needs_trial
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.grammar import Grammar, broken
 from saccade.wire.update import BROKEN, NO_TOKEN
 
 MAX_COMPILED = 256
 MAX_GROWN_BYTES = 512 * 2**20
-MAX_TRIALS = 16  # at a time; most of them wait for a process
+MAX_TRIALS = 16  # at a time, of those that take milliseconds
+MAX_LONG_TRIALS = 4  # at a time, of those that may take long; most of them wait for a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class GrammarCompiler:
     """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. Preparing the vocabulary
     takes a second, so the thread does it first and nothing waits. Pending grammars are never evicted, so that nothing
     is compiled twice for concurrent requests. With `has_trials` each is tried in another process first, several at a
-    time (see `Trials`). Grammars grow while they are followed: once all have grown by too much, none is kept."""
+    time (see `Trials`). Those that may take long wait for each other, and however many they are, nothing else waits for
+    them. Grammars grow while they are followed: once all have grown by too much, none is kept."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class GrammarCompiler:
         self._tokenizer = self._thread.submit(lambda: build_tokenizer(words.result()))
         self._compiled: OrderedDict[Grammar, _Pending] = OrderedDict()
         self._trying = ThreadPoolExecutor(MAX_TRIALS, thread_name_prefix="trial")
+        self._trying_long = ThreadPoolExecutor(MAX_LONG_TRIALS, thread_name_prefix="long trial")
         self._trials = self._trying.submit(lambda: Trials(words.result())) if has_trials and is_supported() else None
         self._mark = math.inf  # resident memory that counts as no growth
 
@@ -65,10 +68,11 @@ class GrammarCompiler:
         if found is None or _is_lost(found.compiled):
             self._drop_grown()
             is_abandoned = Event()
-            if self._trials is None:
+            if self._trials is None or not needs_trial(grammar):
                 compiled = self._thread.submit(self._compile, grammar)
             else:
-                compiled = self._trying.submit(self._try, grammar, is_abandoned, self._trials)
+                threads = self._trying_long if may_take_long(grammar) else self._trying
+                compiled = threads.submit(self._try, grammar, is_abandoned, self._trials)
             found = self._compiled[grammar] = _Pending(compiled, is_abandoned)
             while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).compiled.done():
                 self._compiled.popitem(last=False)

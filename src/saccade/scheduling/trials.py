@@ -26,6 +26,15 @@ SAFE_KINDS = frozenset({"json_object", "choice"})  # nothing in them can be inte
 _COMBINES = re.compile(r"[&~]")
 
 
+def needs_trial(grammar: Grammar) -> bool:
+    return grammar.kind not in SAFE_KINDS
+
+
+def may_take_long(grammar: Grammar) -> bool:
+    """Whether it combines expressions. Fuel bounds all others: regular expressions, patterns of schemas."""
+    return grammar.kind == "lark" and _COMBINES.search(grammar.text) is not None
+
+
 class Trials:
     """Grammars that combine expressions leave one of the processes to others, so that usual ones never wait for them.
     Any thread may use it."""
@@ -40,10 +49,10 @@ class Trials:
 
     def check(self, grammar: Grammar, go_on: Callable[[], None]) -> None:
         """Raises the RequestError that refuses the grammar, or what `go_on` raises."""
-        if grammar.kind in SAFE_KINDS:
+        if not needs_trial(grammar):
             return
         data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.has_whitespace))
-        cost_s = 1.0 if grammar.kind == "lark" and _COMBINES.search(grammar.text) else 0.1
+        cost_s = 1.0 if may_take_long(grammar) else 0.1
         try:
             self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, go_on=go_on)
         except RequestError as error:

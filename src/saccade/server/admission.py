@@ -13,17 +13,19 @@ from saccade.server.http_errors import HttpError
 
 REMEMBERED, RECENT_S = 64, 120.0
 MOST_RETRY_S = 600.0
-KEPT = 8  # a share of one in so many places is for callers who have few
+KEPT = 8  # a share of one in so many places is for callers who have few, and for requests without media
+SMALL_BYTES = 2**20  # of a request; the same share of the memory is for those
 
 
 class Place:
     """One admitted request: its body is read, it is prepared, then handed to the engine. Its memory is released when it
     is handed on or leaves, but not before the thread preparing it has stopped."""
 
-    def __init__(self, admission: "Admission") -> None:
-        self._admission = admission
+    def __init__(self, admission: "Admission", caller: Caller) -> None:
+        self._admission, self._caller = admission, caller
         self._num_bytes = 0
         self._is_reading, self._is_pending, self._is_working, self._is_gone = True, False, False, False
+        self._has_media = False
 
     def hold(self, num_bytes: int) -> None:
         """Counts memory for preparing the request: its body, its decoded images. Any thread may call it."""
@@ -37,19 +39,28 @@ class Place:
                     code="request_too_large",
                     status=413,
                 )
-            if admission.pending_bytes + num_bytes > limit:
-                raise admission.refusal(f"requests of {limit} bytes are being prepared")
+            most = limit if self._num_bytes + num_bytes <= SMALL_BYTES else limit - limit // KEPT
+            others = admission.pending_bytes - self._num_bytes
+            if others and admission.pending_bytes + num_bytes > most:
+                raise admission.refusal(f"requests of {admission.pending_bytes} bytes are being prepared")
             self._num_bytes += num_bytes
             admission.pending_bytes += num_bytes
 
     def prepare(self) -> None:
         """The body has arrived."""
         admission = self._admission
-        if admission.pending >= admission.max_pending:
-            raise admission.refusal(f"{admission.pending} requests are being prepared")
+        admission.check_pending(self._caller)
         self._end_stage()
         self._is_pending = True
         admission.pending += 1
+
+    def prepare_media(self) -> None:
+        """The request has images or videos, which may take long: they leave places to text, also of the same caller."""
+        admission = self._admission
+        if admission.pending_media >= admission.max_pending - 2 * (admission.max_pending // KEPT):
+            raise admission.refusal(f"{admission.pending_media} requests with media are being prepared")
+        self._has_media = True
+        admission.pending_media += 1
 
     def pass_on(self) -> None:
         """The engine has the request now."""
@@ -84,7 +95,8 @@ class Place:
     def _end_stage(self) -> None:
         self._admission.reading -= self._is_reading
         self._admission.pending -= self._is_pending
-        self._is_reading = self._is_pending = False
+        self._admission.pending_media -= self._has_media
+        self._is_reading = self._is_pending = self._has_media = False
 
     def _release(self) -> None:
         self._admission.pending_bytes -= self._num_bytes
@@ -109,8 +121,8 @@ class EndRate:
 
 class Admission:
     """`inside` counts all admitted requests, `reading` those whose body is still arriving, `pending` those being
-    prepared, `pending_bytes` the memory of both. Slow senders take no places from other clients, and a caller who has
-    many places leaves the last ones to others."""
+    prepared (`pending_media` those with images or videos), `pending_bytes` the memory of both. Slow senders take no
+    places from other clients, and a caller who has many places leaves the last ones to others."""
 
     def __init__(
         self, *, max_inside: int, max_reading: int, max_pending: int, max_pending_bytes: int, retry_after_s: float
@@ -120,7 +132,7 @@ class Admission:
         self.max_running = 0  # of `max_inside`; the others wait
         self._retry_after_s = retry_after_s
         self.pace = EndRate()
-        self.inside = self.reading = self.pending = self.pending_bytes = 0
+        self.inside = self.reading = self.pending = self.pending_media = self.pending_bytes = 0
         self.num_refused = 0
         self.lock = Lock()  # guards the byte counts, which threads change too
 
@@ -131,20 +143,23 @@ class Admission:
         num_running = self.inside - self.reading
         if num_running >= self.max_inside:
             raise self.refusal(f"{num_running} requests are running and waiting")
-        if self.pending >= self.max_pending:
-            raise self.refusal(f"{self.pending} requests are being prepared")
-        if self.reading >= self.max_reading:
+        self.check_pending(caller)
+        if self._is_taken(caller, self.reading, self.max_reading):
             raise self.refusal(f"{self.reading} requests are being read")
         self.inside += 1
         self.reading += 1
         caller.inside += 1
-        place = Place(self)
+        place = Place(self, caller)
         try:
             yield place
         finally:
             place.leave()
             self.inside -= 1
             caller.inside -= 1
+
+    def check_pending(self, caller: Caller) -> None:
+        if self._is_taken(caller, self.pending, self.max_pending):
+            raise self.refusal(f"{self.pending} requests are being prepared")
 
     def refusal(self, met: str) -> CapacityError:
         self.num_refused += 1
@@ -167,6 +182,13 @@ class Admission:
             self.num_refused += 1
             text = f"this caller has {caller.inside} of the server's {self.max_inside} places; the limit is {most} "
             raise HttpError(429, f"{text}(queue_share)", code="rate_limit_exceeded", retry_after_s=self.drained_s())
-        kept = self.max_inside // KEPT
-        if kept and caller.inside > kept and self.inside - self.reading >= self.max_inside - kept:
+        if self._is_flood(caller, self.inside - self.reading, self.max_inside):
             raise self.refusal(f"{caller.inside} requests of this caller are running and waiting")
+
+    def _is_taken(self, caller: Caller, num: int, limit: int) -> bool:
+        return num >= limit or self._is_flood(caller, num, limit)
+
+    def _is_flood(self, caller: Caller, num: int, limit: int) -> bool:
+        """Whether only the places are left that are kept for callers who have few."""
+        kept = limit // KEPT
+        return 0 < kept < caller.inside and num >= limit - kept

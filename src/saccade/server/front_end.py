@@ -6,6 +6,7 @@ import math
 import resource
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
+from saccade.server.freed_memory import FreedMemory
 from saccade.server.http11 import BoundedProtocol
 from saccade.server.lifecycle import Launch, Stages, drain, restart, start
 from saccade.server.server_settings import ServerSettings
@@ -55,6 +57,7 @@ def serve(
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
+            warnings.filterwarnings("ignore", module="PIL")  # it would describe clients' files in the server's log
             log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config()
@@ -109,6 +112,7 @@ class _Front:
         stopped = asyncio.create_task(http.stopped.wait())
         outlived = asyncio.create_task(self._outlive())
         refreshing, reporting = asyncio.create_task(self._refresh_tls()), asyncio.create_task(self._report())
+        returning = asyncio.create_task(self._return_memory())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -117,7 +121,7 @@ class _Front:
             self._say("shutting down")
             return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            beside = (starting, stopped, outlived, refreshing, reporting)
+            beside = (starting, stopped, outlived, refreshing, reporting, returning)
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -149,6 +153,10 @@ class _Front:
         await self._started.wait()
         if self._settings.log_stats:
             await WorkLine(self._service).run()
+
+    async def _return_memory(self) -> None:
+        await self._started.wait()
+        await FreedMemory(self._service.admission).run()
 
     async def _outlive(self) -> None:
         """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""

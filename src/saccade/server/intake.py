@@ -174,12 +174,14 @@ class PromptRoute(ABC, Generic[R]):
         """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
+        has_media = messages is not None or self.has_media(job.request)
+        if has_media:
+            place.prepare_media()
         try:
             async with asyncio.timeout(left):
                 if messages is not None:
                     messages = await self.load(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
-                has_media = messages is not None or self.has_media(job.request)
                 in_thread = self.service.in_media_thread if has_media else self.service.in_thread
                 await in_thread(self._work, job, messages, place)
         except TimeoutError:

@@ -68,9 +68,12 @@ class ServerSettings:
     )
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
     max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
-    max_pending_requests: int = setting(512, "requests being prepared before new ones are refused")
+    max_pending_requests: int = setting(
+        768, "requests being prepared before new ones are refused; those with media have three quarters of them"
+    )
     max_pending_bytes: int = setting(
-        4 * 2**30, "bodies and decoded images of requests being prepared before new ones are refused"
+        4 * 2**30,
+        "bodies and decoded images of requests being prepared before new ones are refused; an eighth is for small ones",
     )
     preprocess_threads: int = setting(0, "threads that decode images and tokenize; 0: one a core, 4 to 16")
     media_processes: int = setting(

@@ -1,0 +1,34 @@
+"""Ray's own router reads texts, so it does not find what a replica knows of an image."""
+
+from dataclasses import replace
+
+from saccade.bench.scale import Simulation
+from tests.bench.test_scale import SMALL
+from tests.ray.prefix_router import PrefixTreePolicy, PrefixTreeSimulation, text_of
+
+
+def test_images_are_found_that_rays_router_does_not_find() -> None:
+    ours = Simulation(SMALL, 8, "affinity").run()
+    theirs = PrefixTreeSimulation(SMALL, 8).run()
+    assert theirs.finished == ours.finished == 800
+    assert ours.encoder_hit_rate > 1.5 * theirs.encoder_hit_rate
+    assert ours.prefix_hit_rate > 1.5 * theirs.prefix_hit_rate
+
+
+def test_rays_router_finds_texts() -> None:
+    """Otherwise it was asked wrongly, and the comparison says nothing."""
+    policy, loads = PrefixTreePolicy(), {"a": 0, "b": 0, "c": 0}
+    chosen = {}
+    for number in range(3):
+        policy.text = text_of(tuple(range(1000 * number, 1000 * number + 50)))
+        chosen[number] = policy.order(b"", 1, loads)[0]
+    assert {*chosen.values()} == {*loads}
+    for number in (2, 0, 1, 1):
+        policy.text = text_of((*range(1000 * number, 1000 * number + 50), 7))
+        assert policy.order(b"", 1, loads)[0] == chosen[number]
+
+
+def test_all_requests_are_asked_about() -> None:
+    simulation = PrefixTreeSimulation(replace(SMALL, requests_per_replica=5), 2)
+    simulation.run()
+    assert simulation.num_asked == 10
