@@ -29,7 +29,7 @@ class Mix(NamedTuple):
 GRIDS: Mapping[tuple[int, int], Mix] = {
     (4, 4): Mix(4, 0.1, 0.5),
     (5, 5): Mix(2, 0.12, 0.2),
-    (6, 6): Mix(1, 0.15, 0.15),
+    (6, 6): Mix(6, 0.1, 0.5),
     (7, 7): Mix(5, 0.1, 0.1),
     (6, 8): Mix(4, 0.1, 0.08),
     (8, 6): Mix(3, 0.1, 0.08),
@@ -55,7 +55,8 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
     (8, 4): Mix(1, 0.1, 0.05),
     (2, 14): Mix(1, 0.85, 0.05),
 }
-"""Rows and columns of 32 pixels. Small squares are what scans become, wide ones hold words, large ones are photos."""
+"""Rows and columns of 32 pixels. Small squares are what scans become, as they are (4, 4) and enlarged to the least size
+that is served (6, 6); wide ones hold words, large ones are photos."""
 
 
 def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
