@@ -35,15 +35,17 @@ Lessons = tuple[Lesson, ...]
 """Those of one step."""
 
 
-def make_lessons(recipe: Recipe, batch: int, *, least_units: int = 0, has_texts: bool = False) -> Iterator[Lessons]:
+def make_lessons(
+    recipe: Recipe, sizes: tuple[int, int], *, least_units: int = 0, has_texts: bool = False
+) -> Iterator[Lessons]:
     """For one step after the other, without end: pictures of one size, then pairs, videos or texts in turn; with
-    `has_texts` there are texts in every step."""
+    `has_texts` there are texts in every step. `sizes` are how many pictures there are, and how many others."""
     grids, sides = order(least_units), ("pairs", "videos", "pairs", "texts")
     for step in count():
-        pictures = _lesson(recipe, "pictures", random.choice(grids), batch, 1.0, 0)
+        pictures = _lesson(recipe, "pictures", random.choice(grids), sizes[0], 1.0, 0)
         kinds = dict.fromkeys([sides[step % len(sides)], *(["texts"] if has_texts else [])])
         small = {kind: random.choice(SMALL_GRIDS) if kind != "texts" else (1, 1) for kind in kinds}
-        others = [_lesson(recipe, kind, small[kind], side_batch(batch), SIDE_SHARE, 1) for kind in kinds]
+        others = [_lesson(recipe, kind, small[kind], sizes[1], SIDE_SHARE, 1) for kind in kinds]
         yield pictures, *others
 
 

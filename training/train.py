@@ -74,6 +74,7 @@ class Options:
     turns: int
     least_units: int
     texts_always: bool
+    side_batch: int
 
     @property
     def emphasis(self) -> Emphasis:
@@ -110,6 +111,9 @@ def read_options() -> Options:
     parser.add_argument("--turns", type=int, default=SHAPES_ROOM.turns, help="most questions about a picture")
     parser.add_argument("--least-units", type=int, default=0, help="squares of 32 pixels that a picture has at least")
     parser.add_argument("--texts-always", action="store_true", help="texts in every step, not in every fourth")
+    parser.add_argument(
+        "--side-batch", type=int, default=0, help="pairs, videos or texts a step; 0: a quarter of --batch"
+    )
     return Options(**vars(parser.parse_args()))
 
 
@@ -198,9 +202,8 @@ def train(school: School, started: float) -> dict[str, object]:
     log(f"{num:,} parameters, ready on {device}; step {step}, {before_s:.0f} s before")
     clock = _Clock(started, before_s, options, step)
     teacher = _Teacher(school, pupil, passes, clock)
-    lessons = make_lessons(
-        school.recipe, options.batch, least_units=options.least_units, has_texts=options.texts_always
-    )
+    sizes = (options.batch, options.side_batch or side_batch(options.batch))
+    lessons = make_lessons(school.recipe, sizes, least_units=options.least_units, has_texts=options.texts_always)
     if options.freeze_tower and device.type == "cpu":
         lessons = prepare(lessons, model)
     while step < options.max_steps and clock.progress() < 1:

@@ -117,7 +117,7 @@ def test_a_frozen_tower_stays_as_it_is_and_is_exported(school: Class, tmp_path: 
     model.tower.requires_grad_(False)
     before = {name: part.detach().bfloat16() for name, part in model.named_parameters()}
     pupil, passes = Pupil(model, 1e-2, torch.device("cpu"), warm_up=1), Passes(model, graphs=False, log=print)
-    lessons = prepare(make_lessons(school.recipe, 8, has_texts=True), model)
+    lessons = prepare(make_lessons(school.recipe, (8, 8), has_texts=True), model)
     for lesson in next(lessons):
         batch = lesson.make()
         assert (batch.levels is not None) == (lesson.key[0] != "texts"), "the tower has seen the pictures"
@@ -133,7 +133,7 @@ def test_a_frozen_tower_stays_as_it_is_and_is_exported(school: Class, tmp_path: 
 
 def test_texts_may_come_in_every_step(school: Class) -> None:
     def kinds(has_texts: bool) -> list[list[str]]:
-        steps = islice(make_lessons(school.recipe, 8, has_texts=has_texts), 4)
+        steps = islice(make_lessons(school.recipe, (8, 8), has_texts=has_texts), 4)
         return [[lesson.key[0] for lesson in step] for step in steps]
 
     sides = ("pairs", "videos", "pairs", "texts")
@@ -143,7 +143,7 @@ def test_texts_may_come_in_every_step(school: Class) -> None:
 
 def test_an_error_while_lessons_are_prepared_is_raised(school: Class) -> None:
     def broken() -> Iterator[Lessons]:
-        yield next(make_lessons(school.recipe, 8))
+        yield next(make_lessons(school.recipe, (8, 8)))
         raise ValueError("nothing left to draw")
 
     lessons = prepare(broken(), Model(SMALL))

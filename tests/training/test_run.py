@@ -43,6 +43,7 @@ def options(least_rate: float) -> Options:
         turns=4,
         least_units=0,
         texts_always=False,
+        side_batch=0,
     )
 
 
