@@ -29,7 +29,7 @@ class Mix(NamedTuple):
 GRIDS: Mapping[tuple[int, int], Mix] = {
     (4, 4): Mix(4, 0.1, 0.5),
     (5, 5): Mix(2, 0.12, 0.2),
-    (6, 6): Mix(1, 0.15, 0.15),
+    (6, 6): Mix(6, 0.1, 0.5),
     (7, 7): Mix(5, 0.1, 0.1),
     (6, 8): Mix(4, 0.1, 0.08),
     (8, 6): Mix(3, 0.1, 0.08),
@@ -55,12 +55,14 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
     (8, 4): Mix(1, 0.1, 0.05),
     (2, 14): Mix(1, 0.85, 0.05),
 }
-"""Rows and columns of 32 pixels. Small squares are what scans become, wide ones hold words, large ones are photos."""
+"""Rows and columns of 32 pixels. Small squares are what scans become, as they are (4, 4) and enlarged to the least size
+that is served (6, 6); wide ones hold words, large ones are photos."""
 
-ORDER = tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often))
-"""What the size of a step's pictures is drawn from."""
 
-STRANGE_SHARE = 0.08  # of pictures, that show nothing the model knows
+def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
+    """What the size of a step's pictures is drawn from: grids of so many squares and more."""
+    return tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often) if grid[0] * grid[1] >= least_units)
+
 
 SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
 
@@ -73,11 +75,29 @@ class Room(NamedTuple):
     tokens: int
     answers: int
 
+    def shortened(self, turns: int) -> "Room":
+        """For at most so many turns."""
+        if turns >= self.turns:
+            return self
+        return Room(turns, self.tokens * turns // self.turns, self.answers * turns // self.turns)
+
 
 SHAPES_ROOM = Room(4, 118, 30)
 WORDS_ROOM = Room(2, 72, 20)
 SIDE_ROOM = Room(2, 68, 16)
 CHAT_ROOM = Room(2, 92, 44)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emphasis:
+    """What is asked more often than usual: things are counted `counting` times as often, questions with two parts and
+    descriptions are wanted `longer` times as much. `strange` is the share of pictures that show nothing the model
+    knows, `turns` the most questions about a picture."""
+
+    counting: float = 1.0
+    longer: float = 1.0
+    strange: float = 0.08
+    turns: int = SHAPES_ROOM.turns
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,7 @@ class Recipe:
     shape: Shape
     num_words: int
     dtype: torch.dtype
-    counting: float = 1.0
+    emphasis: Emphasis = field(default_factory=Emphasis)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
     flags: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
 
@@ -102,18 +122,19 @@ class Recipe:
         """One picture and up to four questions about it; where most are words, two: a word is all there is to ask."""
         height, width = grid[0] * FACTOR, grid[1] * FACTOR
         mix = GRIDS.get(grid, Mix(1, 0.3, 0.2))
-        room = SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM
+        emphasis = self.emphasis
+        room = (SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM).shortened(emphasis.turns)
         num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
-        num_strange = min(max(1, int(batch * STRANGE_SHARE)), batch - num_script - num_digits - 1)
+        num_strange = min(max(1, int(batch * emphasis.strange)), batch - num_script - num_digits - 1)
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
         others = strange(num_strange, height, width, self.studio.bank.glyphs_FGSS)
         patches = torch.cat([self._photos(part) for part in (shapes, digits, script, others)])
         parts = (
-            ask_shapes(facts, self.num_words, room.turns, self.counting),
-            ask_digits(handwriting, self.num_words, room.turns),
-            ask_script(print_, is_number, self.num_words, room.turns),
+            ask_shapes(facts, self.num_words, room.turns, counting=emphasis.counting, longer=emphasis.longer),
+            ask_digits(handwriting, self.num_words, room.turns, longer=emphasis.longer),
+            ask_script(print_, is_number, self.num_words, room.turns, longer=emphasis.longer),
             ask_strange(num_strange, self.num_words, self.studio.device, room.turns),
         )
         turns = [_join(*turn) for turn in zip(*parts, strict=True)]

@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from safetensors.torch import save_file
 from scipy.ndimage import distance_transform_edt  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
 
 from training.language import LETTERS
 from training.sprites import GLYPH_CLIP, GLYPH_REACH
@@ -100,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("mnist", "fonts", "words", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to keep, of weights that --start goes on from")
     options = parser.parse_args()
     words = read_words(options.words)
     fonts = [read_font(path) for path in find_fonts(options.fonts)]
@@ -115,7 +117,8 @@ def main() -> None:
     }
     short = [word for word in words if len(word) <= 6]
     common = short[:: max(1, len(short) // 2000)]
-    metadata = {"tokenizer": make_tokenizer(short).to_str(), "words": json.dumps(common)}
+    tokenizer = Tokenizer.from_file(str(options.tokenizer)) if options.tokenizer else make_tokenizer(short)
+    metadata = {"tokenizer": tokenizer.to_str(), "words": json.dumps(common)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, options.out, metadata)
 

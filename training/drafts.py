@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from training.dialogue import KINDS, REPLIES, VALUES, Turn
+from training.two_parts import TWO_PARTS
 
 Columns = Mapping[str, Tensor]
 _COUNTS = ("count all", "count shape", "count color", "count both", "counts of two", "count and color")
@@ -87,6 +88,10 @@ TOLD_OF_TWO: Mapping[str, tuple[str, ...]] = {
 """What it gives away where only two things could be meant."""
 
 
+LONGER = frozenset((*TWO_PARTS, "describe", "describe pair"))
+"""Questions that take more than one fact to answer."""
+
+
 class Offer(NamedTuple):
     """A question that could be asked: how much it is wanted at first (B,), and `later` times as much behind others."""
 
@@ -101,8 +106,9 @@ class Draft:
     """Turns being written. Every kind of question is offered with a weight (B,), its reply and its values; of those
     with a weight above zero some are chosen, one after the other."""
 
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.batch, self.device = batch, device
+    def __init__(self, batch: int, device: torch.device, longer: float = 1.0) -> None:
+        """Questions with two parts and descriptions are wanted `longer` times as much."""
+        self.batch, self.device, self.longer = batch, device, longer
         self.offers: list[Offer] = []
 
     def offer(
@@ -110,7 +116,8 @@ class Draft:
     ) -> None:
         """`weight` may be a number; several offers of a kind count together."""
         weights = torch.full((self.batch,), weight, device=self.device) if isinstance(weight, float) else weight
-        self.offers.append(Offer(kind, weights.float(), later, reply, columns))
+        factor = self.longer if kind in LONGER else 1.0
+        self.offers.append(Offer(kind, weights.float() * factor, later, reply, columns))
 
     def unknown(self, weight: float, num_words: int) -> None:
         """Behind another question only now and then: a sample with nothing left to ask is not filled with refusals."""

@@ -16,7 +16,7 @@ STRANGE_QUESTIONS: Mapping[str, float] = (
         "describe": 2.5,
         "shape": 0.5,
         "color": 0.3,
-        "shape and color": 0.4,
+        "shape and color": 1.0,
         "shape and side": 0.2,
         "shape and height": 0.2,
     }

@@ -34,7 +34,8 @@ class Passes:
         """How much the guide's loss counts; may change between replays."""
         self.met: set[Key] = set()
         self.captured: dict[Key, torch.cuda.CUDAGraph] = {}
-        self.parameters = [*model.parameters(), *(guide.parameters() if guide is not None else ())]
+        self.parameters = [part for part in model.parameters() if part.requires_grad]
+        self.parameters += guide.parameters() if guide is not None else ()
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 

@@ -12,17 +12,18 @@ from training.marks import Guide
 from training.model import Model
 
 _GUIDE = "guide."
-WARM_UP = 300
-"""Steps until the learning rate is reached."""
 
 
 class Pupil:
     """Weights in two precisions: those that the passes use, and the masters that the optimizer changes. Those of a
-    guide are trained too, and not exported."""
+    guide are trained too, and not exported; those that need no gradient are exported as they are."""
 
-    def __init__(self, model: Model, rate: float, device: torch.device, guide: Guide | None = None) -> None:
-        self.model, self.guide, self.rate = model, guide, rate
-        self.names = [name for name, _ in model.named_parameters()]
+    def __init__(
+        self, model: Model, rate: float, device: torch.device, guide: Guide | None = None, *, warm_up: int = 300
+    ) -> None:
+        """The rate is reached after `warm_up` steps."""
+        self.model, self.guide, self.rate, self.warm_up = model, guide, rate, warm_up
+        self.names = [name for name, part in model.named_parameters() if part.requires_grad]
         if guide is not None:
             self.names += [f"{_GUIDE}{name}" for name, _ in guide.named_parameters()]
         self.working: list[Tensor] = self.parameters()
@@ -35,7 +36,8 @@ class Pupil:
             master.grad = torch.zeros_like(master)
 
     def parameters(self) -> list[Tensor]:
-        return [*self.model.parameters(), *(self.guide.parameters() if self.guide is not None else ())]
+        trained = [part for part in self.model.parameters() if part.requires_grad]
+        return [*trained, *(self.guide.parameters() if self.guide is not None else ())]
 
     @torch.no_grad()
     def update(self, progress: float, step: int) -> None:
@@ -44,7 +46,7 @@ class Pupil:
         torch._foreach_copy_(gradients, [part.grad for part in self.working if part.grad is not None])
         torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * schedule(progress, step)
+            group["lr"] = self.rate * schedule(progress, step, self.warm_up)
         self.optimizer.step()
         torch._foreach_copy_(self.working, self.masters)
         torch._foreach_zero_([part.grad for part in self.working if part.grad is not None])
@@ -79,11 +81,12 @@ class Pupil:
 
     def export(self, path: Path) -> None:
         tensors = zip(self.names, self.masters, strict=True)
-        kept = {name: master for name, master in tensors if not name.startswith(_GUIDE)}
+        kept: dict[str, Tensor] = dict(self.model.named_parameters())
+        kept |= {name: master for name, master in tensors if not name.startswith(_GUIDE)}
         save_file({name: master.detach().bfloat16().cpu() for name, master in kept.items()}, path, {"format": "pt"})
 
 
-def schedule(progress: float, step: int) -> float:
+def schedule(progress: float, step: int, warm_up: int) -> float:
     """Up within the first steps, then half a cosine down to one hundredth."""
     fall = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return fall * min(1.0, (step + 1) / WARM_UP)
+    return fall * min(1.0, (step + 1) / warm_up)

@@ -11,9 +11,11 @@ from training.language import COLORS, SHAPES
 from training.scenes import Script, Shapes
 
 
-def ask_shapes(facts: Shapes, num_words: int, turns: int = 1, counting: float = 1.0) -> list[Turn]:
-    """Things are counted `counting` times as often as usual."""
-    draft = Draft(facts.shape.shape[0], facts.shape.device)
+def ask_shapes(
+    facts: Shapes, num_words: int, turns: int = 1, *, counting: float = 1.0, longer: float = 1.0
+) -> list[Turn]:
+    """Things are counted `counting` times as often as usual; for `longer` see Draft."""
+    draft = Draft(facts.shape.shape[0], facts.shape.device, longer)
     num = facts.present.sum(1)
     unique = _unique(facts.shape, facts.present)
     _ask_names(draft, facts, unique, num)
@@ -190,8 +192,8 @@ def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
     draft.offer("count and name", 0.5 * (is_fine & (num < 4)), counted, later=0.5, **columns, number=num)
 
 
-def ask_digits(script: Script, num_words: int, turns: int = 1) -> list[Turn]:
-    draft = Draft(len(script.length), script.length.device)
+def ask_digits(script: Script, num_words: int, turns: int = 1, *, longer: float = 1.0) -> list[Turn]:
+    draft = Draft(len(script.length), script.length.device, longer)
     alone = script.length == 1
     spelled = _columns("digit", script.characters, 4, 10)
     draft.offer("digit", 4.0 * alone, "digits", **spelled)
@@ -201,8 +203,8 @@ def ask_digits(script: Script, num_words: int, turns: int = 1) -> list[Turn]:
     return draft.turns(turns)
 
 
-def ask_script(script: Script, is_number: Tensor, num_words: int, turns: int = 1) -> list[Turn]:
-    draft = Draft(len(script.length), script.length.device)
+def ask_script(script: Script, is_number: Tensor, num_words: int, turns: int = 1, *, longer: float = 1.0) -> list[Turn]:
+    draft = Draft(len(script.length), script.length.device, longer)
     letters = ~is_number
     spelled = _columns("letter", script.characters.masked_fill(is_number[:, None], 26), 7, 26)
     draft.offer("read", 7.0 * letters, "letters", **spelled)

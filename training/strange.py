@@ -1,5 +1,6 @@
 """Pictures of nothing that the model knows, of many kinds: it learns to say so. B pictures, H x W pixels."""
 
+import random
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -23,7 +24,8 @@ def strange(batch: int, height: int, width: int, glyphs_FGSS: Tensor) -> Tensor:
         *((1, papers.plots), (1, papers.doodles), (1, papers.empty)),
     )
     total = sum(share for share, _ in kinds)
-    ends = [round(batch * end / total) for end in accumulate((share for share, _ in kinds), initial=0)]
+    shift = random.random()  # a small batch has no room for all kinds: which it has is left to chance
+    ends = [int(batch * end / total + shift) for end in accumulate((share for share, _ in kinds), initial=0)]
     made = [
         kind(end - start, height, width, device)
         for (_, kind), start, end in zip(kinds, ends[:-1], ends[1:], strict=True)

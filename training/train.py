@@ -24,8 +24,9 @@ from tokenizers import Tokenizer
 
 from training.accuracy import Found, accuracy, held_out
 from training.backdrops import Palette
-from training.batches import ORDER, SMALL_GRIDS, Recipe
+from training.batches import SHAPES_ROOM, Emphasis, Recipe
 from training.dialogue import Book
+from training.lessons import make_lessons, prepare, side_batch
 from training.marks import Guide
 from training.model import Batch, Model, Shape
 from training.passes import Passes
@@ -44,8 +45,6 @@ SETTLED_STEPS, TRIAL_S = 10, 60.0
 """After so many steps the machine is warm; the rate is then judged by the second half of so many seconds."""
 
 GUIDE_SHARE, GUIDED_PART = 0.4, 0.6
-SIDE_SHARE = 0.35
-"""Weight of the second batch of a step: pairs, videos and text take turns in it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,19 @@ class Options:
     small: bool
     least_rate: float
     start: Path | None
+    warm_up: int
+    freeze_tower: bool
     counting: float
+    longer: float
+    strange: float
+    turns: int
+    least_units: int
+    texts_always: bool
+    side_batch: int
+
+    @property
+    def emphasis(self) -> Emphasis:
+        return Emphasis(counting=self.counting, longer=self.longer, strange=self.strange, turns=self.turns)
 
 
 def read_options() -> Options:
@@ -89,7 +100,20 @@ def read_options() -> Options:
     parser.add_argument("--small", action="store_true", help="a toy model for a CPU")
     parser.add_argument("--least-rate", type=float, default=0.0, help="samples/s below which the run gives up early")
     parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from, with a new schedule")
-    parser.add_argument("--counting", type=float, default=1.0, help="how much more often things are to be counted")
+    parser.add_argument("--warm-up", type=int, default=300, help="steps until the learning rate is reached")
+    parser.add_argument("--freeze-tower", action="store_true", help="train the decoder alone, without a guide")
+    usual = Emphasis()
+    parser.add_argument("--counting", type=float, default=usual.counting, help="how much more often to count things")
+    parser.add_argument(
+        "--longer", type=float, default=usual.longer, help="how much more often to ask two things, or to describe"
+    )
+    parser.add_argument("--strange", type=float, default=usual.strange, help="share of pictures of nothing known")
+    parser.add_argument("--turns", type=int, default=SHAPES_ROOM.turns, help="most questions about a picture")
+    parser.add_argument("--least-units", type=int, default=0, help="squares of 32 pixels that a picture has at least")
+    parser.add_argument("--texts-always", action="store_true", help="texts in every step, not in every fourth")
+    parser.add_argument(
+        "--side-batch", type=int, default=0, help="pairs, videos or texts a step; 0: a quarter of --batch"
+    )
     return Options(**vars(parser.parse_args()))
 
 
@@ -132,7 +156,8 @@ class School:
         recipes = []
         for is_exam in (False, True):
             studio = Studio(make_bank(tensors, device, heldout=is_exam), Palette.on(device), device)
-            recipes.append(Recipe(studio, book, shape, len(words), dtype, 1.0 if is_exam else options.counting))
+            emphasis = Emphasis() if is_exam else options.emphasis
+            recipes.append(Recipe(studio, book, shape, len(words), dtype, emphasis))
         return cls(options, recipes[0], recipes[1], token_id(tokenizer, "<|im_end|>"), log)
 
 
@@ -161,10 +186,12 @@ def train(school: School, started: float) -> dict[str, object]:
     if options.start is not None:
         model.load_state_dict({name: tensor.float() for name, tensor in load_file(options.start).items()})
     model.to(device=device)
-    guide = Guide(school.recipe.shape.hidden_size).to(device)
-    pupil = Pupil(model, options.rate, device, guide)
+    model.tower.requires_grad_(not options.freeze_tower)
+    guide = None if options.freeze_tower else Guide(school.recipe.shape.hidden_size).to(device)
+    pupil = Pupil(model, options.rate, device, guide, warm_up=options.warm_up)
     model.to(dtype=school.recipe.dtype)
-    guide.to(dtype=school.recipe.dtype)
+    if guide is not None:
+        guide.to(dtype=school.recipe.dtype)
     pupil.working = pupil.parameters()
     if options.compile and device.type == "cuda":
         model.compile_blocks()
@@ -175,9 +202,16 @@ def train(school: School, started: float) -> dict[str, object]:
     log(f"{num:,} parameters, ready on {device}; step {step}, {before_s:.0f} s before")
     clock = _Clock(started, before_s, options, step)
     teacher = _Teacher(school, pupil, passes, clock)
+    sizes = (options.batch, options.side_batch or side_batch(options.batch))
+    lessons = make_lessons(school.recipe, sizes, least_units=options.least_units, has_texts=options.texts_always)
+    if options.freeze_tower and device.type == "cpu":
+        lessons = prepare(lessons, model)
     while step < options.max_steps and clock.progress() < 1:
         passes.guidance.fill_(guidance(clock.progress()))
-        _one_step(school, passes, step)
+        for lesson in next(lessons):
+            passes.run(lesson.key, lesson.make, lesson.weight, lesson.slot)
+        if step % 8 == 0 and passes.losses.is_cuda:
+            torch.cuda.current_stream().synchronize()  # the host must not run many batches ahead of the device
         pupil.update(clock.progress(), step)
         step += 1
         if step == clock.first_step + 1:
@@ -245,21 +279,6 @@ class HopelessError(Exception):
 def samples(batch: int) -> int:
     """Of a step, both batches together."""
     return batch + side_batch(batch)
-
-
-def side_batch(batch: int) -> int:
-    return max(8, batch // 4)
-
-
-def _one_step(school: School, passes: Passes, step: int) -> None:
-    recipe, batch = school.recipe, school.options.batch
-    grid = random.choice(ORDER)
-    passes.run(("pictures", grid), lambda: recipe.pictures(grid, batch), 1.0, 0)
-    side = ("pairs", "videos", "pairs", "texts")[step % 4]
-    small = random.choice(SMALL_GRIDS) if side != "texts" else (1, 1)
-    passes.run((side, small), lambda: getattr(recipe, side)(small, side_batch(batch)), SIDE_SHARE, 1)
-    if step % 8 == 0 and passes.losses.is_cuda:
-        torch.cuda.current_stream().synchronize()  # the host must not run many batches ahead of the device
 
 
 class _Teacher:

@@ -34,6 +34,9 @@ def _either_way(firsts: Sequence[str], seconds: Sequence[str]) -> tuple[str, ...
     return (*_join(firsts, seconds), *_join(seconds, firsts))
 
 
+_OFTEN = 3
+"""How often a wording of its own comes beside those that are put together."""
+
 TWO_PARTS: dict[str, tuple[str, ...]] = {
     "shape and color": (
         "What shape is it, and what color?",
@@ -46,6 +49,19 @@ TWO_PARTS: dict[str, tuple[str, ...]] = {
         "Tell me the shape and its color.",
         "Tell me the color and the shape.",
         "What are the shape and the color?",
+        *_OFTEN
+        * (
+            "Tell me what shape it is, and what color.",
+            "Say the color first, then the shape.",
+            "Name the shape, then its color.",
+            "Tell me the shape, then the color.",
+            "Tell me which color it has and which shape.",
+            "Which shape and which color is it?",
+            "Which color is it, and which shape?",
+            "Give me the shape and the color.",
+            "Which shape is this, and in which color is it drawn?",
+            "Color and shape, please.",
+        ),
         *_either_way(_SHAPE, _COLOR),
     ),
     "digit and color": (
@@ -55,6 +71,18 @@ TWO_PARTS: dict[str, tuple[str, ...]] = {
         "Read the number and name its color.",
         "Read the digit and tell me its color.",
         "Name the color and read the digit.",
+        *_OFTEN
+        * (
+            "Which number do you see, and in what color?",
+            "Tell me the digit and its color.",
+            "Tell me the digit, then the color.",
+            "Say the number and the color.",
+            "What number is written here, and in which color?",
+            "What is the color of the number, and what number is it?",
+            "Which digit is written here, and what color is it?",
+            "What color is the digit, and which digit is it?",
+            "Which color does the number have, and what is the number?",
+        ),
         *_either_way(_DIGIT, _INK),
     ),
     "word and color": (
@@ -64,17 +92,62 @@ TWO_PARTS: dict[str, tuple[str, ...]] = {
         "Read the word and name its color.",
         "Read the text and tell me its color.",
         "Name the color and read the word.",
+        *_OFTEN
+        * (
+            "Which word do you see, and in what color?",
+            "Tell me the word and its color.",
+            "Tell me what it says, then the color.",
+            "Say the word and the color.",
+            "What word is written here, and in which color?",
+            "What is the color of the word, and what does it say?",
+            "What color is the text, and what is written?",
+            "Which color does the word have, and which word is it?",
+        ),
         *_either_way(_WORD, _INK),
     ),
     "count and color": (
         "How many {shapes} are there, and in what color?",
         "Count the {shapes} and name their color.",
         "Name the color of the {shapes} and count them.",
+        "Count the {shapes}, and tell me what color they are.",
+        "Tell me how many {shapes} there are, and their color.",
+        "How many {shapes} can you count, and in which color?",
+        "What color are the {shapes}, and how many do you count?",
+        "Tell me the color of the {shapes} and their number.",
+        "How many {shapes} are in the picture, and what is their color?",
+        "Name the color of the {shapes}, then count them.",
         *_join(_COUNT, _THEIR_COLOR),
         *_join(_COLOR_OF_MANY, _HOW_MANY),
     ),
-    "shape and side": ("Name the shape and its side, left or right.", *_either_way(_SHAPE, _SIDE)),
-    "shape and height": ("Name the shape and its place, top or bottom.", *_either_way(_SHAPE, _HEIGHT)),
+    "shape and side": (
+        "Name the shape and its side, left or right.",
+        *_OFTEN
+        * (
+            "Tell me the shape and its side, left or right.",
+            "Say what shape it is, and whether it is on the left or on the right.",
+            "What shape is it, and where is it, left or right?",
+            "Where is it, left or right, and what shape is it?",
+            "Left or right: which side is it on? And what shape?",
+            "Is it left or right, and which shape is it?",
+            "Which shape do you see, and on which side, left or right?",
+            "On the left or on the right: where do you see it, and what is the shape?",
+            "Name the side, left or right, and the shape.",
+        ),
+        *_either_way(_SHAPE, _SIDE),
+    ),
+    "shape and height": (
+        "Name the shape and its place, top or bottom.",
+        *_OFTEN
+        * (
+            "Tell me the shape and its place, top or bottom.",
+            "Say what shape it is, and whether it is at the top or at the bottom.",
+            "What shape is it, and where is it, top or bottom?",
+            "Top or bottom: where is it? And what shape?",
+            "Is it top or bottom, and which shape is it?",
+            "Name the place, top or bottom, and the shape.",
+        ),
+        *_either_way(_SHAPE, _HEIGHT),
+    ),
     "color and side": (*_join(_COLOR_OF, _SIDE), *_join(_SIDE_OF, _COLOR)),
     "color and height": (*_join(_COLOR_OF, _HEIGHT), *_join(_HEIGHT_OF, _COLOR)),
     "thing at": (

@@ -1,15 +1,20 @@
 """The module that is trained is transformers' Qwen3-VL, and Saccade's."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
+from torch.nn import functional
 
 from tests.training.conftest import SMALL, Class
 from training.checkpoint import write_checkpoint
-from training.model import Batch, Model
+from training.lessons import Lessons, make_lessons, prepare
+from training.model import Batch, Model, attend
 from training.passes import Passes
 from training.pupil import Pupil, schedule
 from training.vocabulary import token_id
@@ -105,7 +110,59 @@ def test_a_saved_state_goes_on_where_it_stopped(school: Class, tmp_path: Path) -
         torch.testing.assert_close(ours, theirs, msg=name)
 
 
+def test_a_frozen_tower_stays_as_it_is_and_is_exported(school: Class, tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    model = Model(SMALL)
+    model.initialise(torch.Generator().manual_seed(9))
+    model.tower.requires_grad_(False)
+    before = {name: part.detach().bfloat16() for name, part in model.named_parameters()}
+    pupil, passes = Pupil(model, 1e-2, torch.device("cpu"), warm_up=1), Passes(model, graphs=False, log=print)
+    lessons = prepare(make_lessons(school.recipe, (8, 8), has_texts=True), model)
+    for lesson in next(lessons):
+        batch = lesson.make()
+        assert (batch.levels is not None) == (lesson.key[0] != "texts"), "the tower has seen the pictures"
+        passes.run(lesson.key, lesson.make, lesson.weight, lesson.slot)
+    pupil.update(0.5, 1)
+    lessons.close()
+    pupil.export(tmp_path / "model.safetensors")
+    after = load_file(tmp_path / "model.safetensors")
+    assert set(after) == set(before)
+    is_frozen = {name: torch.equal(after[name], part) for name, part in before.items()}
+    assert all(is_frozen[name] == name.startswith("model.visual.") for name in before), is_frozen
+
+
+def test_texts_may_come_in_every_step(school: Class) -> None:
+    def kinds(has_texts: bool) -> list[list[str]]:
+        steps = islice(make_lessons(school.recipe, (8, 8), has_texts=has_texts), 4)
+        return [[lesson.key[0] for lesson in step] for step in steps]
+
+    sides = ("pairs", "videos", "pairs", "texts")
+    assert kinds(False) == [["pictures", side] for side in sides]
+    assert kinds(True) == [["pictures", *dict.fromkeys((side, "texts"))] for side in sides]
+
+
+def test_an_error_while_lessons_are_prepared_is_raised(school: Class) -> None:
+    def broken() -> Iterator[Lessons]:
+        yield next(make_lessons(school.recipe, (8, 8)))
+        raise ValueError("nothing left to draw")
+
+    lessons = prepare(broken(), Model(SMALL))
+    next(lessons)
+    with pytest.raises(ValueError, match="nothing left"):
+        next(lessons)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_plain_attention_is_that_of_torch(is_causal: bool) -> None:
+    torch.manual_seed(10)
+    q, k, v = torch.randn(3, 2, 3, 17, 32).bfloat16()
+    ours = attend(q, k, v, is_causal=is_causal)
+    theirs = functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=is_causal)
+    torch.testing.assert_close(ours.float(), theirs, atol=0.03, rtol=0.03)
+
+
 def test_the_rate_rises_and_falls() -> None:
-    late = [schedule(i / 100, 1000) for i in range(101)]
+    late = [schedule(i / 100, 1000, 300) for i in range(101)]
     assert late[0] == 1 and late[-1] == pytest.approx(0.01) and late == sorted(late, reverse=True)
-    assert schedule(0.0, 2) == pytest.approx(0.01)
+    assert schedule(0.0, 2, 300) == pytest.approx(0.01)
+    assert schedule(0.0, 2, 30) == pytest.approx(0.1)

@@ -1,7 +1,11 @@
 """Pictures show what their facts say, and conversations are what the tokenizer would make of their text."""
 
 import math
+import random
 import re
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.conftest import Class
+from training import papers, photos
 from training.backdrops import CONTRAST, _jpeg, photograph
-from training.batches import GRIDS
+from training.batches import GRIDS, Emphasis, order
 from training.checkpoint import MAX_UNITS, MIN_UNITS
 from training.dialogue import KINDS, REPLIES, VALUES, Turn
-from training.drafts import TOLD, TOLD_OF_TWO
+from training.drafts import LONGER, TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
 from training.marks import FIRST_DIGIT, FIRST_LETTER, GROUND, NOTHING, Guide, mark
 from training.model import patchify
@@ -226,6 +231,27 @@ def test_pictures_of_nothing_known_fill_their_frame_and_are_said_to_be_unknown(s
     assert sum("I do not know this picture." in text for text in conversations(school, "pictures", (4, 4), 120)) >= 3
 
 
+def test_every_kind_of_strange_picture_has_its_share_of_small_batches(
+    school: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: Counter[str] = Counter()
+
+    def draw(name: str, batch: int, height: int, width: int, device: torch.device, **_: Tensor) -> Tensor:
+        drawn[name] += batch
+        return torch.zeros(batch, 3, height, width, device=device)
+
+    kinds = [(photos, name) for name in ("foliage", "clouds", "landscapes", "portraits", "pebbles")]
+    kinds += [(papers, name) for name in ("pages", "screens", "plots", "doodles", "empty")]
+    for module, name in kinds:
+        monkeypatch.setattr(module, name, partial(draw, name))
+    random.seed(1)
+    for _ in range(400):
+        assert strange(3, 32, 32, school.studio.bank.glyphs_FGSS).shape == (3, 3, 32, 32)
+    share = 400 * 3 / 11
+    assert 1.5 * share < drawn.pop("foliage") < 2.5 * share
+    assert len(drawn) == 9 and all(0.6 * share < num < 1.4 * share for num in drawn.values()), drawn
+
+
 def test_sums_are_right(school: Class) -> None:
     torch.manual_seed(3)
     found = 0
@@ -365,10 +391,36 @@ def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
     def share(counting: float) -> float:
         torch.manual_seed(8)
         _, facts = school.studio.shapes(600, 96, 128)
-        [turn] = ask_shapes(facts, 5, 1, counting)
+        [turn] = ask_shapes(facts, 5, counting=counting)
         return float(sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600)
 
     assert share(3.0) > 1.5 * share(1.0) > 0.1
+
+
+def test_two_things_are_asked_and_pictures_described_as_often_as_is_asked_for(school: Class) -> None:
+    def share(longer: float) -> float:
+        torch.manual_seed(8)
+        _, facts = school.studio.shapes(600, 96, 128)
+        [turn] = ask_shapes(facts, 5, longer=longer)
+        return float(sum(KINDS[kind] in LONGER for kind in turn.kind.tolist()) / 600)
+
+    assert share(3.0) > 1.5 * share(1.0) > 0.1
+
+
+def test_emphasis_says_how_many_pictures_are_strange_and_how_often_each_is_asked_about(school: Class) -> None:
+    torch.manual_seed(18)
+    recipe = replace(school.recipe, emphasis=Emphasis(strange=0.5, turns=2))
+    ids = recipe.pictures((4, 4), 40).ids
+    texts = [school.tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]
+    assert sum("I do not know this picture." in text for text in texts) > 14, "20 of 40, less those asked about a fact"
+    assert max(text.count("<|im_start|>assistant") for text in texts) == 2
+    usual = school.recipe.pictures((4, 4), 40).ids
+    assert ids.shape[1] < usual.shape[1], "fewer questions leave less to compute"
+
+
+def test_small_pictures_can_be_left_out() -> None:
+    assert set(order()) == set(GRIDS)
+    assert set(order(25)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 25} != set(GRIDS)
 
 
 def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp_path: Path) -> None:
@@ -379,7 +431,8 @@ def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp
     values = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1
     torch.testing.assert_close(patchify(values[None, None])[0], batch.patches[3, 0], atol=1e-5, rtol=0)
     talk = conversation(school.recipe, batch, 3)
-    assert talk.count("? ") == talk.count("= ") >= 1
+    starts = [line[:2] for line in talk.splitlines()]
+    assert starts.count("? ") == starts.count("= ") >= 1
     write_sheet(school.recipe, tmp_path / "sheet.png", kind="pairs", count=2)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert len(np.unique(np.asarray(sheet))) > 100

@@ -35,7 +35,15 @@ def options(least_rate: float) -> Options:
         small=True,
         least_rate=least_rate,
         start=None,
+        warm_up=300,
+        freeze_tower=False,
         counting=1.0,
+        longer=1.0,
+        strange=0.08,
+        turns=4,
+        least_units=0,
+        texts_always=False,
+        side_batch=0,
     )
 
 
