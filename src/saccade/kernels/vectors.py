@@ -48,7 +48,8 @@ def _launch(
     inner = weight.shape[1]
     scales = None if scaled is None else scaled.scales
     columns, num_warps = _COLUMNS, _NUM_WARPS
-    if scaled is not None and not is_gated and inner <= _BLOCK:  # the fastest on an H200, as everything here
+    has_row_scales = scaled is not None and scaled.layout is Layout.ROWS  # those of blocks would not fit into registers
+    if has_row_scales and not is_gated and inner <= _BLOCK:  # the fastest on an H200, as everything here
         columns, num_warps = (4, 4) if y.shape[1] > _BLOCK else (2, 1)
     vector_kernel[(triton.cdiv(y.shape[1], columns),)](
         x,
