@@ -1,5 +1,4 @@
-"""Two ranks in processes of their own and with graphs: the same answers as on one. The networks of all families are
-shared out in tests/models/test_parallel.py; here are those that differ in what an engine does."""
+"""Every family on two ranks, in processes of their own and with graphs: the same answers as on one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,10 +28,14 @@ from tests.models import tiny
 
 FAMILIES = {
     "llama": "off",
+    "qwen2": "off",
+    "qwen3": "off",
     "qwen3_moe": "off",
+    "gemma3": "off",
     "gemma3_vl": "off",
     "qwen2_5_vl": "off",
     "qwen3_vl": "short",
+    "qwen3_vl_moe": "off",
 }
 NUM_STEPS = 4  # before one request is aborted
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=20)
