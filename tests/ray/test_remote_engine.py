@@ -14,8 +14,10 @@ from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
+from saccade.ray import remote_engine
 from saccade.ray.ray_messages import ReplicaReply, decode_question, encode, ended
 from saccade.ray.remote_engine import RemoteEngine
+from saccade.wire import messages
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready
 from saccade.wire.sampling_params import SamplingParams
@@ -132,6 +134,42 @@ def test_other_errors_are_not_tried_again_or_end_as_their_own_kind(
     with pytest.raises(kind) as found:
         answer(Handle(Call(error), Call(error)))
     assert "secret" not in str(found.value)
+
+
+class Updating:
+    """Replicas during an update: first those of the old plan answer, then also one of the new."""
+
+    def __init__(self, new: Ready) -> None:
+        self.said, self.plans = messages.encode(new), list[bytes]()
+        self.ready = self
+
+    def options(self, *, stream: bool) -> "Updating":
+        return self
+
+    async def remote(self, plan: bytes) -> bytes | None:
+        self.plans.append(plan)
+        return None
+
+    def broadcast(self, method: str, plan: bytes) -> "Updating":
+        assert method == "ready"
+        self.plans.append(plan)
+        return self
+
+    async def results_async(self, *, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions
+        return [None, ActorDiedError(), self.said] if len(self.plans) > 3 else [None]
+
+
+def test_a_front_end_takes_its_limits_from_a_replica_of_its_own_plan(
+    processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "ASK_AGAIN_S", 0.0)
+    handle = Updating(Ready(SchedulerSettings(max_model_len=512), 16, 1))
+    engine = asyncio.run(RemoteEngine.connect(handle, processor, b"new", 2))
+    assert engine.limits.max_model_len == 512 and handle.plans == [b"new"] * 4
+    monkeypatch.setattr(remote_engine, "MOST_ASKED", 3)
+    with pytest.raises(EngineDeadError, match="no replica has the settings"):
+        asyncio.run(RemoteEngine.connect(Updating(Ready(SchedulerSettings(), 16, 1)), processor, b"new", 2))
 
 
 def test_closing_a_stream_cancels_its_call(processor: Processor) -> None:

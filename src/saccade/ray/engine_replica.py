@@ -19,6 +19,7 @@ class EngineReplica:
 
     async def __init__(self, plan: bytes, name: str = "") -> None:  # type: ignore[misc]
         launch = decode_plan(plan).launch()
+        self._plan = plan
         self._name = name or _own_name()
         self._tokens = Counter[str]()  # queued and running, by front end
         self._num_requests = 0
@@ -54,8 +55,9 @@ class EngineReplica:
     async def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
 
-    async def ready(self) -> bytes:
-        return messages.encode(self._engine.ready)
+    async def ready(self, plan: bytes) -> bytes | None:
+        """What its engine found at the start; None for a front end of another plan."""
+        return messages.encode(self._engine.ready) if plan == self._plan else None
 
     async def report(self, passes_since: int | None = None) -> tuple[str, bytes, bytes, list[str]]:
         """Its name, what its engine found at the start, its numbers, and what is wrong with it."""

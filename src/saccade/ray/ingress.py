@@ -21,7 +21,7 @@ class Ingress:
         launch = found.launch()
         self._service = Service(launch.model, found.server, found.limits, found.media)
         prepared = await prepare(self._service, launch, Stages(lambda text: None, "", monotonic()))
-        engine = await RemoteEngine.connect(engines, prepared.processor, found.deploy.most_replicas)
+        engine = await RemoteEngine.connect(engines, prepared.processor, plan, found.deploy.most_replicas)
         await open_service(self._service, launch, prepared, engine)
 
     def __serve_build_asgi_app__(self) -> Starlette:

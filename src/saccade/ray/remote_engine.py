@@ -28,10 +28,12 @@ from saccade.wire.turn import NEXT, Turn
 
 MAX_TRIES = 2
 RETRY_AFTER_S = 5.0
+ASK_AGAIN_S, MOST_ASKED = 0.5, 7200
 
 
 class RemoteEngine:
-    """Made by `connect`, which waits for the first replica. `handle` is Ray Serve's, of the deployment of replicas."""
+    """Made by `connect`, which waits for a replica of the same plan: during an update others still run, with limits of
+    their own. `handle` is Ray Serve's, of the deployment of replicas."""
 
     is_replicated = True
     is_alive = True  # replicas come and go; while there is none, requests wait
@@ -45,10 +47,17 @@ class RemoteEngine:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @classmethod
-    async def connect(cls, handle: Any, processor: Processor, most_replicas: int) -> "RemoteEngine":
-        found = messages.decode_reply(await handle.ready.remote())
-        assert isinstance(found, Ready), f"a replica said {found}"
-        return cls(handle, processor, _times(found, most_replicas))
+    async def connect(cls, handle: Any, processor: Processor, plan: bytes, most_replicas: int) -> "RemoteEngine":
+        answers = [await handle.ready.remote(plan)]  # waits for any replica
+        for _ in range(MOST_ASKED):
+            for said in answers:
+                if said is not None:
+                    found = messages.decode_reply(said)
+                    assert isinstance(found, Ready), f"a replica said {found}"
+                    return cls(handle, processor, _times(found, most_replicas))
+            await asyncio.sleep(ASK_AGAIN_S)
+            answers = await _all(handle, "ready", plan)
+        raise EngineDeadError("no replica has the settings of this front end")
 
     @property
     def limits(self) -> SchedulerSettings:
@@ -108,14 +117,14 @@ class RemoteEngine:
 
     def abort(self, request_id: str) -> None:
         """Tells all replicas: only the router knows which one has it."""
-        task = asyncio.ensure_future(self._all("abort", f"{self._prefix}-{request_id}"))
+        task = asyncio.ensure_future(_all(self._handle, "abort", f"{self._prefix}-{request_id}"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
         found = {}
         reasons = []
-        for name, ready, stats, wrong in await self._all("report", passes_since):
+        for name, ready, stats, wrong in await _all(self._handle, "report", passes_since):
             facts, numbers = messages.decode_reply(ready), messages.decode_reply(stats)
             assert isinstance(facts, Ready) and isinstance(numbers, StatsReply)
             found[name] = EngineReport(facts, numbers)
@@ -126,18 +135,19 @@ class RemoteEngine:
         return dict(sorted(found.items()))
 
     async def flush_cache(self) -> bool:
-        return all(await self._all("flush_cache"))
+        return all(await _all(self._handle, "flush_cache"))
 
     async def aclose(self, *, drain_s: float = 0.0) -> None:
         """The replicas are Ray Serve's to end."""
 
-    async def _all(self, method: str, *args: Any) -> list[Any]:
-        """What replicas answer; those that are lost are left out."""
-        try:
-            found = await self._handle.broadcast(method, *args).results_async(return_exceptions=True)
-        except (RayError, RayServeException):
-            return []
-        return [answer for answer in found if not isinstance(answer, BaseException)]
+
+async def _all(handle: Any, method: str, *args: Any) -> list[Any]:
+    """What replicas answer; those that are lost are left out."""
+    try:
+        found = await handle.broadcast(method, *args).results_async(return_exceptions=True)
+    except (RayError, RayServeException):
+        return []
+    return [answer for answer in found if not isinstance(answer, BaseException)]
 
 
 async def _within(call: Any, seconds: float | None) -> AsyncGenerator[bytes, None]:
