@@ -23,7 +23,7 @@ from tests.engine.rig import (
 )
 from tests.execution.alike import assert_alike
 from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
-from tests.execution.test_rank_processes import behind
+from tests.execution.test_rank_processes import behind, wait_until
 from tests.models import tiny
 
 FAMILIES = {
@@ -64,7 +64,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
     assert_pooled(ours, made, prompts)
     for phase, snapshot in ours.phase_snapshots().items():
         assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
-    assert behind(two.processes) == {}, "both are done"
+    wait_until(lambda: not behind(two.processes), "both are done")
 
 
 def assert_pooled(engine: Engine, made: tiny.Tiny, prompts: dict[str, Prompt]) -> None:
