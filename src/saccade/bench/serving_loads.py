@@ -69,7 +69,11 @@ def run_loads(
         with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
             for name, plan in seeded.items():
                 own = replace(plan, target=replace(plan.target, base_url=server.url))
-                runs[name].append(_run(name, own, shown, variant))
+                made = _run(name, own, shown, variant)
+                made.environment.update(
+                    serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s
+                )
+                runs[name].append(made)
     return [LoadResult(name, own) for name, own in runs.items()]
 
 
