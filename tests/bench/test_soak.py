@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from saccade.bench.soak import Soak, SoakReport
 from saccade.bench.soak_client import SoakAnswer
 from saccade.bench.soak_command import bench_soak
 from saccade.bench.soak_files import image_sizes
+from saccade.bench.soak_gpu import UNKNOWN, gpu_bytes_of
 from saccade.bench.soak_requests import KINDS, OK, Manner, SoakRequest, SoakTarget, make_request
 from saccade.bench.soak_settings import SoakSettings
-from saccade.bench.soak_verdict import MOST_SHOWN, ResourceVerdict, Tally, judge, judge_resources
+from saccade.bench.soak_verdict import MOST_SHOWN, ResourceVerdict, Tally, judge, judge_resources, shown
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import HangupError, Reply, as_json, plain, serving
@@ -35,7 +37,7 @@ QUIET = {held.SERVER: 100.0 * MIB, held.ENGINE: 700.0 * MIB, held.FILES: 50.0, h
 
 def verdicts(name: str, values: list[float]) -> dict[str, ResourceVerdict]:
     idle = [QUIET | {name: value} for value in values]
-    return {one.name: one for one in judge_resources(idle, {}, 64.0)}
+    return {one.name: one for one in judge_resources({}, idle, {}, 64.0)}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,9 @@ def verdicts(name: str, values: list[float]) -> dict[str, ResourceVerdict]:
         (held.SOCKETS, [12.0, 12, 14, 15, 18, 18], False),
         (held.GPU, [2.0**36] * 8 + [2.0**36 + 1], True),  # one look; the median counts
         (held.GPU, [2.0**36] * 6 + [2.0**36 + 1] * 3, False),
+        (held.GPU_RESERVED, [2.0**35] * 6 + [2.0**35 + 1] * 3, False),
+        (held.GPU_PROCESSES, [2.0**35] * 6 + [2.0**35 + 1] * 3, False),
+        (held.GPU_PROCESSES, [2.0**35] * 9, True),
         (held.BLOCKS, [0.0, 0, 0, 1, 0, 0, 0], False),
         (held.RUNNING, [0.0] * 5, True),
         (held.RUNNING, [1.0] * 5, False),
@@ -64,12 +69,67 @@ def test_what_is_not_given_back_is_found(name: str, values: list[float], is_flat
     assert held.WAITING not in found or name == held.WAITING, "nobody told"
 
 
+def test_on_a_gpu_of_many_only_the_own_memory_counts() -> None:
+    """To the byte, and as it is printed."""
+    own, device = 2**35 + 1, 2**36
+    start = {held.GPU_RESERVED: 2.0**35, held.GPU: 2.0**36}
+    idle = [{held.GPU_RESERVED: float(own), held.GPU: float(device + 2**30 * i)} for i in range(9)]
+    found = {one.name: one for one in judge_resources(start, idle, {}, 64.0, is_gpu_shared=True)}
+    assert found[held.GPU].is_flat is None and found[held.GPU_RESERVED].is_flat
+    assert found[held.GPU_RESERVED].start == 2**35, "what was there before the first request is told"
+    assert not {one.name: one for one in judge_resources(start, idle, {}, 64.0)}[held.GPU].is_flat
+    assert shown(held.GPU_RESERVED, own) == "34,359,738,369 bytes"
+    idle[-1] = idle[-2] = idle[-3] = {held.GPU_RESERVED: own + 1.0, held.GPU: 0.0}
+    found = {one.name: one for one in judge_resources(start, idle, {}, 64.0, is_gpu_shared=True)}
+    assert not found[held.GPU_RESERVED].is_flat
+
+
+def driver_with(used: dict[int, int], calls: list[str]) -> SimpleNamespace:
+    """Answers as the driver's library does: two GPUs, of which one is hidden."""
+
+    def call(name: str) -> int:
+        calls.append(name)
+        return 0
+
+    def count(found: Any) -> int:
+        found._obj.value = 2
+        return 0
+
+    def handle(index: int, gpu: Any) -> int:
+        gpu._obj.value = index + 1
+        return index
+
+    def processes(gpu: Any, count: Any, infos: Any) -> int:
+        assert gpu.value == 1 and calls[-1] == "open"
+        for place, (pid, used_bytes) in enumerate(used.items()):
+            infos[place].pid, infos[place].used_bytes = pid, used_bytes
+        count._obj.value = len(used)
+        return 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=partial(call, "open"),
+        nvmlShutdown=partial(call, "close"),
+        nvmlDeviceGetCount_v2=count,
+        nvmlDeviceGetHandleByIndex_v2=handle,
+        nvmlDeviceGetComputeRunningProcesses_v3=processes,
+    )
+
+
+def test_gpu_memory_of_a_servers_processes_is_told_apart() -> None:
+    calls: list[str] = []
+    driver = driver_with({10: 2**33 + 7, 11: 2**20, 12: UNKNOWN, 99: 2**36}, calls)
+    assert gpu_bytes_of([10, 11, 12, 13], driver) == 2**33 + 7 + 2**20
+    assert calls == ["open", "close"]
+    assert gpu_bytes_of([12, 13], driver) is None, "it knows them by other numbers, or tells nothing"
+    assert gpu_bytes_of([10], object()) is None, "an old driver"
+
+
 def test_job_processes_may_keep_some_memory_each() -> None:
     idle = [QUIET | {held.PROCESSES: float(n), held.JOBS: 60.0 * n * MIB} for n in (1, 1, 2, 2, 3, 3)]
-    found = {one.name: one for one in judge_resources(idle, {held.JOBS: 900.0 * MIB}, 64.0)}
+    found = {one.name: one for one in judge_resources({}, idle, {held.JOBS: 900.0 * MIB}, 64.0)}
     assert found[held.JOBS].is_flat and found[held.JOBS].peak == 900 * MIB
     idle[-2:] = [QUIET | {held.PROCESSES: 3.0, held.JOBS: 600.0 * MIB}] * 2
-    assert not {one.name: one for one in judge_resources(idle, {}, 64.0)}[held.JOBS].is_flat
+    assert not {one.name: one for one in judge_resources({}, idle, {}, 64.0)}[held.JOBS].is_flat
 
 
 def request(expected: frozenset[int] = OK, manner: Manner = "whole") -> SoakRequest:
@@ -183,7 +243,10 @@ def test_metrics_of_any_server_are_read() -> None:
     lines += ['vllm:cache_config_info{num_gpu_blocks="64"} 1', "vllm:kv_cache_usage_perc 0.25"]
     found = held.metric_figures("\n".join([*lines, ""]))
     assert found == {held.RUNNING: 3, held.BLOCKS: 16} and not held.is_idle(found)
-    assert held.is_idle(held.metric_figures("saccade:gpu_memory_used_bytes 5\n"))
+    found = held.metric_figures(
+        "saccade:gpu_memory_used_bytes 5\nsaccade:gpu_memory_reserved_bytes 3.4359738369e+010\n"
+    )
+    assert held.is_idle(found) and found == {held.GPU: 5, held.GPU_RESERVED: 2**35 + 1}
 
 
 MODELS = as_json({"data": [{"id": "m", "max_model_len": 64, "capabilities": ["chat"]}]})

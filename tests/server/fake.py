@@ -40,7 +40,7 @@ class FakeEngine:
         self.processor, self.script = processor, script
         self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
         self.ready = Ready(self.limits, kv_cache_tokens=1600, block_size=16)
-        self.is_alive, self.death, self.gpu_bytes = True, "", 0
+        self.is_alive, self.death, self.gpu_bytes, self.gpu_reserved_bytes = True, "", 0, 0
         self.grammar_jobs = JobStats()
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
@@ -105,7 +105,8 @@ class FakeEngine:
         graph["out_of_service"] = "a shadow check found it wrong"
         phase |= {"selfcheck": 0.25, "shadow": {"equal": 7, "different": 1}}
         scheduler = SchedulerStats(**(numbers | {"running": len(self.running)}))
-        return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes, grammar_jobs=self.grammar_jobs)
+        gpu = self.gpu_bytes, self.gpu_reserved_bytes
+        return StatsReply(0, scheduler, {"decode": phase}, *gpu, grammar_jobs=self.grammar_jobs)
 
 
 def service_for(engine: ServedEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:

@@ -167,11 +167,12 @@ def test_a_root_path_does_not_change_labels(engine: FakeEngine) -> None:
 
 def test_memory_of_the_device_is_told_where_there_is_one(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine))
-    names = ("saccade:gpu_memory_used_bytes", "saccade:gpu_memory_ready_bytes")
+    names = [f"saccade:gpu_memory_{word}_bytes" for word in ("used", "ready", "reserved")]
     assert not set(names) & samples(asyncio.run(caller.get("/metrics")).body.decode()).keys()
     engine.gpu_bytes, engine.ready = 2**36 + 1, structs.replace(engine.ready, gpu_bytes=2**36)
+    engine.gpu_reserved_bytes = 2**35 + 3
     found = samples(asyncio.run(caller.get("/metrics")).body.decode())
-    assert [found[name][0].value for name in names] == [2**36 + 1, 2**36]
+    assert [found[name][0].value for name in names] == [2**36 + 1, 2**36, 2**35 + 3]
 
 
 def test_processes_for_untrusted_data_are_counted(engine: FakeEngine) -> None:

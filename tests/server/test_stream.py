@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from saccade.client.output import Logprob
 from saccade.client.stream import RequestStream
-from saccade.execution.worker import gpu_bytes_in_use
+from saccade.execution.worker import gpu_bytes_in_use, gpu_bytes_reserved
 from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
@@ -90,6 +90,7 @@ class TestFirstBlank:
 def test_memory_in_use_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30, 100))
-    assert gpu_bytes_in_use() == 70
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)
+    assert (gpu_bytes_in_use(), gpu_bytes_reserved()) == (70, 50)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert gpu_bytes_in_use() == 0
+    assert (gpu_bytes_in_use(), gpu_bytes_reserved()) == (0, 0)

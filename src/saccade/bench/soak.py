@@ -64,6 +64,7 @@ class Soak:
         self._tally = Tally()
         self._indices = count()
         self._sizes: set[tuple[int, int]] = set()
+        self._start: dict[str, float] = {}
         self._idle: list[dict[str, float]] = []
         self._idle_at: list[float] = []
         self._peaks: dict[str, float] = {}
@@ -83,6 +84,7 @@ class Soak:
         hears_signals = current_thread() is main_thread()
         if hears_signals:
             loop.add_signal_handler(signal.SIGINT, self.stop)
+        self._start = await self._figures(self._watcher)
         self._begun = monotonic()
         watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
         try:
@@ -220,6 +222,10 @@ class Soak:
         seconds = monotonic() - self._begun
         warm_s = WARM_UP * min(seconds, self._settings.seconds)
         warm = [figures for figures, at_s in zip(self._idle, self._idle_at, strict=True) if at_s >= warm_s]
+        settings = self._settings
+        resources = judge_resources(
+            self._start, warm, self._peaks, settings.rss_allowance_mib, is_gpu_shared=settings.gpu_is_shared
+        )
         return SoakReport(
             seconds=seconds,
             is_interrupted=self._stop.is_set(),
@@ -230,7 +236,7 @@ class Soak:
             image_sizes=len(self._sizes),
             num_unexpected=self._tally.num_unexpected,
             unexpected=self._tally.unexpected,
-            resources=judge_resources(warm, self._peaks, self._settings.rss_allowance_mib),
+            resources=resources,
             idle_moments=len(warm),
             health_median_ms=1e3 * median(self._latencies) if self._latencies else 0.0,
             health_largest_ms=1e3 * self._largest_s,

@@ -19,6 +19,7 @@ from saccade.errors import ConfigError
 from saccade.terminal import print_table, stages
 
 EXIT_FOUND = 1
+HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
 
 
 def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
@@ -44,11 +45,13 @@ def print_soak(report: SoakReport, console: Console) -> None:
     for kind, outcomes in report.answers.items():
         answers.add_row(kind, ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items())))
     print_table(console, answers)
-    held = Table("when idle", "first", "last", "change", "allowed", "flat", "largest", title="what the server holds")
+    held = Table("when idle", *HELD, title="what the server holds")
     for one in report.resources:
         flat = "?" if one.is_flat is None else "yes" if one.is_flat else "NO"
         figures = (one.first, one.last, one.last - one.first, one.allowance)
-        held.add_row(one.name, *(shown(one.name, value) for value in figures), flat, shown(one.name, one.peak))
+        start = "" if one.start is None else shown(one.name, one.start)
+        words = (shown(one.name, value) for value in figures)
+        held.add_row(one.name, start, *words, flat, shown(one.name, one.peak))
     print_table(console, held)
     for line in _summary(report):
         console.print(line, markup=False, highlight=False)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from saccade.bench.soak_gpu import gpu_bytes_of
+
 PROC = Path("/proc")
 # They decode media and try grammars.
 JOB_MODULES = (b"saccade.inputs.media_process", b"saccade.scheduling.trial_process")
@@ -15,12 +17,15 @@ JOB_MODULES = (b"saccade.inputs.media_process", b"saccade.scheduling.trial_proce
 JOB_FILES, JOB_SOCKETS = 2, 1
 SERVER, ENGINE, JOBS = "RSS, server", "RSS, engine", "RSS, job processes"
 FILES, SOCKETS, PROCESSES = "open files", "sockets", "job processes"
-RUNNING, WAITING, BLOCKS, GPU = "requests running", "requests waiting", "KV blocks in use", "GPU memory"
+RUNNING, WAITING, BLOCKS = "requests running", "requests waiting", "KV blocks in use"
+# The whole device's, that of the engine's allocator, and that of the server's processes as the driver tells.
+GPU, GPU_RESERVED, GPU_PROCESSES = "GPU memory, device", "GPU memory, allocator", "GPU memory, processes"
 BUSY = (RUNNING, WAITING, BLOCKS)  # all 0 when a server is idle
 _NAMES = {
     RUNNING: ("vllm:num_requests_running", "sglang:num_running_reqs"),
     WAITING: ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     GPU: ("saccade:gpu_memory_used_bytes",),
+    GPU_RESERVED: ("saccade:gpu_memory_reserved_bytes",),
 }
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 
@@ -31,7 +36,10 @@ def process_figures(root: int, proc: Path = PROC) -> dict[str, float]:
     found = dict.fromkeys((SERVER, ENGINE, JOBS, FILES, SOCKETS, PROCESSES), 0.0)
     if not (proc / str(root)).is_dir():
         return {}
-    for pid in _family(root, proc):
+    family = _family(root, proc)
+    if (gpu_bytes := gpu_bytes_of(family)) is not None:
+        found[GPU_PROCESSES] = gpu_bytes
+    for pid in family:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             is_job = pid != root and any(module in _words(pid, proc) for module in JOB_MODULES)
             found[SERVER if pid == root else JOBS if is_job else ENGINE] += _resident_bytes(pid, proc)

@@ -22,6 +22,9 @@ class SoakSettings:
     image_sizes: int = setting(500, "different sizes of images")
     sample_s: float = setting(5.0, "seconds between two looks at the server while it has work")
     rss_allowance_mib: float = setting(64.0, "resident memory that server and engine may gain each, in MiB")
+    gpu_is_shared: bool = setting(
+        False, "others use the GPU too: what the whole device has in use is shown but does not count"
+    )
     seed: int = setting(0, "request N of a seed is always the same")
     request_timeout_s: float = setting(300.0, "seconds after which a request without an end is unexpected")
     start_timeout_s: float = setting(900.0, "seconds until a server that is started must be ready")

@@ -6,7 +6,18 @@ from statistics import median
 
 from saccade.bench.soak_client import SoakAnswer
 from saccade.bench.soak_requests import SoakRequest
-from saccade.bench.soak_samples import BUSY, ENGINE, FILES, GPU, JOBS, PROCESSES, SERVER, SOCKETS
+from saccade.bench.soak_samples import (
+    BUSY,
+    ENGINE,
+    FILES,
+    GPU,
+    GPU_PROCESSES,
+    GPU_RESERVED,
+    JOBS,
+    PROCESSES,
+    SERVER,
+    SOCKETS,
+)
 
 MIB = 2**20
 JOB_MIB = 48 + 64  # what a process for media may keep between jobs, and what it has when it is new
@@ -24,10 +35,12 @@ class Unexpected:
 
 @dataclass(frozen=True, slots=True)
 class ResourceVerdict:
-    """`first` and `last` are medians of the first and the last third of the idle moments after warm-up; `peak` is the
-    largest figure that was seen, under load too. `is_flat` is None where there were too few idle moments."""
+    """`start` is before the first request, if it was told; `first` and `last` are medians of the first and the last
+    third of the idle moments after warm-up; `peak` is the largest figure that was seen, under load too. `is_flat` is
+    None where it does not count, or there were too few idle moments."""
 
     name: str
+    start: float | None
     first: float
     last: float
     peak: float
@@ -72,7 +85,8 @@ def judge(request: SoakRequest, answer: SoakAnswer) -> str | None:
 
 
 def allowances(rss_mib: float) -> dict[str, float]:
-    """By resource: how much more it may be in the end. What requests hold, and the GPU's memory, may not grow."""
+    """By resource: how much more it may be in the end. What requests hold, and the GPU's memory, may not grow,
+    not by a byte."""
     return {
         SERVER: rss_mib * MIB,
         ENGINE: rss_mib * MIB,
@@ -80,39 +94,43 @@ def allowances(rss_mib: float) -> dict[str, float]:
         PROCESSES: 8.0,
         FILES: 8.0,
         SOCKETS: 4.0,
-        **dict.fromkeys((*BUSY, GPU), 0.0),
+        **dict.fromkeys((*BUSY, GPU_RESERVED, GPU_PROCESSES, GPU), 0.0),
     }
 
 
 def judge_resources(
-    idle: Sequence[Mapping[str, float]], peaks: Mapping[str, float], rss_mib: float
-) -> list[ResourceVerdict]:
-    """`idle` are the figures of the idle moments after warm-up. Resources that the server does not tell are left out;
-    those that requests hold must be 0 in every idle moment."""
-    return [
-        _judge(name, [figures[name] for figures in idle if name in figures], peaks, allowance, idle)
-        for name, allowance in allowances(rss_mib).items()
-        if any(name in figures for figures in idle)
-    ]
-
-
-def _judge(
-    name: str,
-    values: Sequence[float],
-    peaks: Mapping[str, float],
-    allowance: float,
+    start: Mapping[str, float],
     idle: Sequence[Mapping[str, float]],
-) -> ResourceVerdict:
+    peaks: Mapping[str, float],
+    rss_mib: float,
+    *,
+    is_gpu_shared: bool = False,
+) -> list[ResourceVerdict]:
+    """`start` are the figures before the first request, `idle` those of the idle moments after warm-up. Resources that
+    the server does not tell are left out; those that requests hold must be 0 in every idle moment. What is in use on a
+    device that others use does not count."""
+    found = []
+    for name, allowance in allowances(rss_mib).items():
+        values = [figures[name] for figures in idle if name in figures]
+        if not values:
+            continue
+        if name == JOBS:  # each may keep some memory, and there may be more of them than at first
+            allowance = JOB_MIB * MIB * max(figures.get(PROCESSES, 0.0) for figures in idle)
+        peak = max(peaks.get(name, 0.0), *values)
+        counts = len(values) >= LEAST_SAMPLES and not (name == GPU and is_gpu_shared)
+        first, last = _ends(values)
+        is_flat = last - first <= allowance and not (name in BUSY and any(values))
+        verdict = ResourceVerdict(name, start.get(name), first, last, peak, allowance, is_flat if counts else None)
+        found.append(verdict)
+    return found
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
     third = max(1, len(values) // 3)
-    first, last = median(values[:third]), median(values[-third:])
-    if name == JOBS:  # each may keep some memory, and there may be more of them than at first
-        allowance = JOB_MIB * MIB * max(figures.get(PROCESSES, 0.0) for figures in idle)
-    is_flat = last - first <= allowance and not (name in BUSY and any(values))
-    is_told = len(values) >= LEAST_SAMPLES
-    return ResourceVerdict(
-        name, first, last, max(peaks.get(name, 0.0), *values), allowance, is_flat if is_told else None
-    )
+    return median(values[:third]), median(values[-third:])
 
 
 def shown(name: str, value: float) -> str:
-    return f"{value / MIB:.1f} MiB" if name.startswith("RSS") or name == GPU else f"{value:g}"
+    if name in (GPU, GPU_RESERVED, GPU_PROCESSES):
+        return f"{value:,.0f} bytes"
+    return f"{value / MIB:.1f} MiB" if name.startswith("RSS") else f"{value:g}"

@@ -143,6 +143,7 @@ class Worker:
             figures,
             phases,
             gpu_bytes_in_use(),
+            gpu_bytes_reserved(),
             wait_s,
             self._engine.grammar_jobs,
             self._engine.step_tokens,
@@ -295,6 +296,12 @@ def gpu_bytes_in_use() -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
+
+
+def gpu_bytes_reserved() -> int:
+    """Bytes that torch's allocator holds in this process, graphs and their pools included. No other process changes
+    it."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
 
 
 def _failure(error: SaccadeError) -> messages.Failure:

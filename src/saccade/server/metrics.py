@@ -235,6 +235,8 @@ def _own_figures(engine: EngineReport) -> Iterator[EngineMetric]:
     yield from job_metrics("grammar", stats.grammar_jobs)
     if stats.gpu_bytes:
         yield gauge("gpu_memory_used_bytes", "device memory in use, by all processes", stats.gpu_bytes)
+        text = "device memory that the engine's own allocator holds"
+        yield gauge("gpu_memory_reserved_bytes", text, stats.gpu_reserved_bytes)
         text = "device memory in use when requests were first taken"
         yield gauge("gpu_memory_ready_bytes", text, ready.gpu_bytes)
 

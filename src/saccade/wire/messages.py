@@ -160,6 +160,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     scheduler: SchedulerStats
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
+    gpu_reserved_bytes: int = 0  # held by the allocator of this process
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
     grammar_jobs: JobStats = JobStats()
     step_tokens: StepTokens = field(default_factory=StepTokens)
