@@ -35,7 +35,9 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
+MAX_HEARD = 4  # between two looks at a step that runs
 COMPILE_POLL_MS = 2
+BURST_GAP_S = 0.004  # between two requests that a step takes in together
 IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
@@ -70,17 +72,28 @@ class Worker:
         self._news: list[messages.News] = []
         self._watch = Watch(engine)
         self._is_open = True
+        self._last_add: float | None = None  # since the last plan
 
     def run(self) -> None:
         while self._is_open:
             self._take_commands()
             self._add_compiled()
             self._watch.check()
-            if self._engine.has_work:
-                self._note(self._engine.step())
+            had_work, self._last_add = self._engine.has_work, None
+            if had_work:
+                self._note(self._engine.step(self._hear))
             if self._news:
                 self._tell(messages.Updates(self._news))
                 self._news = []
+            if had_work and not self._engine.has_work and not self._has_command():
+                self._engine.scheduler.check()
+
+    def _hear(self) -> bool:
+        """Takes commands while a step runs. Returns whether requests came that should be launched behind it: all of a
+        burst together, as a step for the first of them alone would delay the others."""
+        self._take_waiting(most=MAX_HEARD)
+        self._add_compiled()
+        return self._last_add is not None and monotonic() - self._last_add >= BURST_GAP_S
 
     def _take_commands(self) -> None:
         flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
@@ -93,7 +106,11 @@ class Worker:
             if (error := self._engine.idle.capture_next()) is not None:
                 traceback.print_exception(error)
             return
-        for _ in range(MAX_COMMANDS):
+        self._take_waiting(flags)
+
+    def _take_waiting(self, flags: int = zmq.NOBLOCK, most: int = MAX_COMMANDS) -> None:
+        """Without NOBLOCK, waits for the first."""
+        for _ in range(most):
             try:
                 frames = self._commands.recv_multipart(flags, copy=False)
             except zmq.Again:
@@ -199,6 +216,7 @@ class Worker:
             self._engine.abort(str(command.serial))
             self._tell(_refusal(command.serial, error))
             return
+        self._last_add = monotonic()
         for index, member_id in enumerate(ids):
             self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.live[member_id])
             self._ids[command.serial, index] = member_id
