@@ -7,6 +7,7 @@ import numpy.typing as npt
 from saccade.errors import RequestError
 
 CHUNK = 64 * 2**10  # the interpreter is free between the steps of one
+FIRST_CHUNK = 2 * 2**10  # an image often begins after a few hundred bytes, and is skipped from the next chunk on
 MAX_DEPTH = 256
 MAX_REST_BYTES = 16 * 2**20
 CONTAINER_VALUES, STRING_VALUES = 8, 2  # what they count for, in numbers that take as long to make
@@ -46,6 +47,7 @@ class BodyScan:
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._at = 0
+        self._chunk = FIRST_CHUNK
         self._is_in_string = self._is_escaped = False  # the next character
         self._string_begin = 0
         self._level = 0
@@ -61,10 +63,11 @@ class BodyScan:
             self._skip_string()
         if self._at >= len(self._body):
             return False
-        size = min(CHUNK, len(self._body) - self._at)
+        size = min(self._chunk, CHUNK, len(self._body) - self._at)
         self._read(np.frombuffer(self._body, np.uint8, size, self._at))
         self._at += size
         self.num_read += size
+        self._chunk = min(2 * self._chunk, CHUNK)
         return True
 
     def _skip_string(self) -> None:
@@ -79,6 +82,7 @@ class BodyScan:
         else:
             self.num_read += end - self._at
         self._at = end + _trailing_backslashes(self._body, self._at, end) % 2
+        self._chunk = FIRST_CHUNK
 
     def _read(self, chunk: Bytes) -> None:
         kinds = _KINDS[chunk]
