@@ -77,7 +77,7 @@ class BodyScan:
             end = len(self._body)
         if end - self._at <= CHUNK:
             return
-        if _is_plain_value(self._body, self._string_begin, end):
+        if is_plain_value(self._body, self._string_begin, end):
             self.long_strings.append((self._string_begin, end))
         else:
             self.num_read += end - self._at
@@ -119,7 +119,7 @@ def _escaped(backslashes: Places) -> Places:
     return odd + 1
 
 
-def _is_plain_value(body: bytes, begin: int, end: int) -> bool:
+def is_plain_value(body: bytes, begin: int, end: int) -> bool:
     """Whether a string is easy to read, and not the name of a member."""
     if end == len(body) or body[end + 1 : end + LOOKED_BACK].lstrip()[:1] == b":":
         return False
