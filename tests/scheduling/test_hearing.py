@@ -88,9 +88,10 @@ def _let_end(device: SlowDevice) -> bool:
     return True
 
 
-def test_a_request_can_leave_while_its_step_runs() -> None:
+@pytest.mark.parametrize("max_tokens", [1, 4], ids=["one step runs", "two steps run"])
+def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
     engine, device = slow_engine()
-    engine.add("a", PROMPT, ONE_TOKEN)
+    engine.add("a", PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
     engine.step()
     told: list[Any] = []
 
@@ -99,9 +100,9 @@ def test_a_request_can_leave_while_its_step_runs() -> None:
         return _let_end(device)
 
     assert engine.step(hear) == [] and [update.request_id for update in told] == ["a"]
-    while engine.has_work:
-        engine.step()
-    assert device.tickets[0].was_waited_for
+    for _ in range(3):
+        assert engine.step() == []
+    assert all(ticket.was_waited_for for ticket in device.tickets) and not engine.has_work
     engine.scheduler.check()
 
 

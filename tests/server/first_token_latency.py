@@ -2,8 +2,8 @@
 [--against SRC]`. Each request has one JPEG of noise and asks for one token of the bundled model on this CPU. With
 `--against` a server from other sources, such as another checkout's `src`, gets the same requests in turn.
 
-Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. `host` is
-all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to it."""
+Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. `host`
+is all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to it."""
 
 import argparse
 import asyncio

@@ -38,7 +38,7 @@ class Child:
         self._commands: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
         for socket in (self._replies, self._commands):
             socket.setsockopt(zmq.LINGER, 0)
-            # No limit, so sending never waits: the worker reads between steps and refuses what is too much.
+            # No limit, so sending never waits: the worker reads when it can and refuses what is too much.
             socket.set_hwm(0)
         self._commands.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._replies.bind(f"ipc://{self.folder / REPLIES}")

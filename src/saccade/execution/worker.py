@@ -1,8 +1,8 @@
 """The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
 
-It takes commands between steps and blocks on them only when idle. The parent holds the other end of its standard input:
-when that closes, or the kernel reports the parent's death, the process exits. Nothing it does outlives it, so SIGTERM
-keeps its default and ends it at once. The orderly way is the `Close` command.
+It takes commands between steps and while one runs, and blocks on them only when idle. The parent holds the other end of
+its standard input: when that closes, or the kernel reports the parent's death, the process exits. Nothing it does
+outlives it, so SIGTERM keeps its default and ends it at once. The orderly way is the `Close` command.
 """
 
 import gc
