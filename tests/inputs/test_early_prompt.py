@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from saccade.errors import RequestError
-from saccade.inputs import processor as processor_module
 from saccade.inputs.allowance import Allowance
+from saccade.inputs.images import decode_image
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ def assert_same(found: Prompt, wanted: Prompt) -> None:
         assert np.array_equal(one.pixels, other.pixels) and not one.pixels.flags.writeable
 
 
-MEDIA = {
+MEDIA: dict[str, list[Any]] = {
     "a JPEG": [encode(picture(120, 60), "JPEG")],
     "several": [encode(picture(60, 90, 1), "PNG"), encode(picture(120, 60), "JPEG"), encode(picture(60, 90, 1), "PNG")],
     "turned by its metadata": [turned(120, 60)],
@@ -95,11 +95,11 @@ def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
     processors: dict[str, Processor], beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_encoded = threading.Event()
-    decode, tokenize = processor_module.decode_image, Tokenizer.encode
+    tokenize = Tokenizer.encode
 
     def slow_decode(*args: Any) -> Any:
         assert has_encoded.wait(HANG_S), "the text waits for the image"
-        return decode(*args)
+        return decode_image(*args)
 
     def note(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:
         ids = tokenize(self, *args, **kwargs)
@@ -108,7 +108,7 @@ def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
         return ids
 
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(processor_module, "decode_image", slow_decode)
+    monkeypatch.setattr("saccade.inputs.processor.decode_image", slow_decode)
     monkeypatch.setattr(Tokenizer, "encode", note)
     prompt = chat(processors["qwen3_vl"], MEDIA["a JPEG"], beside)
     assert len(prompt.media) == 1 and len(threads) == 1 and threads[0] is not threading.current_thread()
@@ -147,7 +147,7 @@ def test_what_a_refused_request_began_has_ended_when_it_is_refused(
         raise RequestError("damaged", code="image_invalid")
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
-    monkeypatch.setattr(processor_module, "decode_image", fail)
+    monkeypatch.setattr("saccade.inputs.processor.decode_image", fail)
     with pytest.raises(RequestError, match="damaged"):
         chat(processors["qwen3_vl"], MEDIA["a JPEG"], beside)
     assert ended
