@@ -242,14 +242,16 @@ class Worker:
 def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
-    context = zmq.Context()
+    context = zmq.Context(io_threads=messages.IO_THREADS)
     # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
+    commands.setsockopt(zmq.AFFINITY, messages.COMMANDS_THREAD)
     commands.bind(f"ipc://{folder / messages.COMMANDS}")
     for socket in (replies, last_words):
         socket.linger = LINGER_MS
+        socket.setsockopt(zmq.AFFINITY, messages.REPLIES_THREAD)
         socket.connect(f"ipc://{folder / messages.REPLIES}")
     import_packages()  # while the parent reads the model's files
 
