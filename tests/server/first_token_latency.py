@@ -27,7 +27,14 @@ from saccade.bench.workload import Wording, make_workload
 from saccade.bench.workload_text import WordList
 
 READY_S, WARM_UP = 300.0, 10
-FLAGS = {"--device": "cpu", "--port": "0", "--max-num-seqs": "32", "--graphs": "vision=off,prefill=off,decode=off"}
+FLAGS = {
+    "--device": "cpu",
+    "--port": "0",
+    "--max-num-seqs": "32",
+    "--graphs": "vision=off,prefill=off,decode=off",
+    "--kv-cache-tokens": "22400",  # 5600 blocks, as many as a large GPU has for an 8B model
+    "--block-size": "4",
+}
 FIELDS = '{"mm_processor_kwargs": {"max_pixels": 12544}}'  # the model sees few pixels of those that are decoded
 
 

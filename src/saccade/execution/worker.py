@@ -38,7 +38,7 @@ MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall runni
 MAX_HEARD = 4  # between two looks at a step that runs
 COMPILE_POLL_MS = 2
 BURST_GAP_S = 0.004  # between two requests that a step takes in together
-IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
+IDLE_MS = 500  # without a command, before idle work that could delay a request by up to some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[messages.EngineReply], None]
@@ -72,6 +72,7 @@ class Worker:
         self._news: list[messages.News] = []
         self._watch = Watch(engine)
         self._is_open = True
+        self._is_checked = True  # what the scheduler accounts for, since it last had requests
         self._last_add: float | None = None  # since the last plan
 
     def run(self) -> None:
@@ -79,14 +80,13 @@ class Worker:
             self._take_commands()
             self._add_compiled()
             self._watch.check()
-            had_work, self._last_add = self._engine.has_work, None
-            if had_work:
+            self._last_add = None
+            if self._engine.has_work:
+                self._is_checked = False
                 self._note(self._engine.step(self._hear))
             if self._news:
                 self._tell(messages.Updates(self._news))
                 self._news = []
-            if had_work and not self._engine.has_work and not self._has_command():
-                self._engine.scheduler.check()
 
     def _hear(self) -> bool:
         """Takes commands while a step runs. Returns whether requests came that should be launched behind it: all of a
@@ -102,9 +102,9 @@ class Worker:
         if not flags and self._engine.idle.can_check and not self._has_command():
             self._check_shadow()
             return
-        if not flags and self._engine.idle.can_capture and not self._commands.poll(IDLE_MS):
-            if (error := self._engine.idle.capture_next()) is not None:
-                traceback.print_exception(error)
+        has_idle_work = not self._is_checked or self._engine.idle.can_capture
+        if not flags and has_idle_work and not self._commands.poll(IDLE_MS):
+            self._use_idle_time()
             return
         self._take_waiting(flags)
 
@@ -117,6 +117,13 @@ class Worker:
                 return
             self._obey([frame.buffer for frame in frames])
             flags = zmq.NOBLOCK
+
+    def _use_idle_time(self) -> None:
+        if not self._is_checked:
+            self._engine.scheduler.check()
+            self._is_checked = True
+        elif (error := self._engine.idle.capture_next()) is not None:
+            traceback.print_exception(error)
 
     def _has_command(self) -> bool:
         return bool(self._commands.poll(0))
