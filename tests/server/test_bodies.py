@@ -103,6 +103,34 @@ def test_a_name_is_not_taken_for_a_value() -> None:
         assert parse_json(body, MOST) == orjson.loads(body)
 
 
+URL = "data:image/png;base64," + "x" * body_scan.CHUNK
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        orjson.dumps({"a": [URL, {"b": URL + "y"}, URL], "c": "data:,short", "d": 1}),
+        orjson.dumps({"a": URL, URL: 2}),
+        orjson.dumps({"a": 'he said "' + URL + '" and left', "b": URL}),
+        orjson.dumps({"a": '"' + URL, "b": [URL.replace("x", "/")]}).replace(b"/", b"\\/"),
+        b'{"a":"' + URL.encode() + b'","a":"b"}',
+        b'{"a":"' + URL.encode() + b'\\u0041"}',
+        b'"' + URL.encode() + b'"',
+        orjson.dumps([URL] * 70),
+        orjson.dumps({"a": URL, "b": list(range(30_000)), "c": URL}),
+    ],
+    ids=["values", "a name", "quoted", "escapes", "said twice", "another escape", "alone", "many", "with much else"],
+)
+def test_data_urls_are_read_as_the_parser_alone_would(body: bytes) -> None:
+    assert parse_json(body, MOST) == orjson.loads(body)
+
+
+def test_data_urls_do_not_hide_what_is_over_a_limit() -> None:
+    for rest in (b"[" * (MAX_DEPTH + 1), many(200_000, b"[]"), b'"' + URL.encode() + b'"'):
+        with pytest.raises(RequestError):
+            parse_json(b'{"a":"' + URL.encode() + b'","b":' + rest, MOST)
+
+
 def test_control_characters_in_long_strings_are_refused() -> None:
     with pytest.raises(RequestError):
         parse_json(b'{"a":"' + b"x" * (2 * body_scan.CHUNK) + b"\n" + b"x" * (2 * body_scan.CHUNK) + b'"}', MOST)

@@ -9,7 +9,18 @@ import zmq.asyncio
 
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError
-from saccade.wire.messages import COMMANDS, REPLIES, EngineCommand, EngineReply, PromptArrays, decode_reply, encode
+from saccade.wire.messages import (
+    COMMANDS,
+    COMMANDS_THREAD,
+    IO_THREADS,
+    REPLIES,
+    REPLIES_THREAD,
+    EngineCommand,
+    EngineReply,
+    PromptArrays,
+    decode_reply,
+    encode,
+)
 
 RECONNECT_MS = 20  # the worker's socket appears only after its imports
 TERMINATE_S, KILL_S = 3.0, 5.0
@@ -32,15 +43,17 @@ class Child:
         worker.is_taken = True
 
     def _open_sockets(self) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.asyncio.Context(io_threads=IO_THREADS)
         self._replies = self._context.socket(zmq.PULL)
         # A plain socket, not asyncio's: aborts are sent from code that cannot await.
         self._commands: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
         for socket in (self._replies, self._commands):
             socket.setsockopt(zmq.LINGER, 0)
-            # No limit, so sending never waits: the worker reads between steps and refuses what is too much.
+            # No limit, so sending never waits: the worker reads when it can and refuses what is too much.
             socket.set_hwm(0)
         self._commands.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._commands.setsockopt(zmq.AFFINITY, COMMANDS_THREAD)
+        self._replies.setsockopt(zmq.AFFINITY, REPLIES_THREAD)
         self._replies.bind(f"ipc://{self.folder / REPLIES}")
         self._commands.connect(f"ipc://{self.folder / COMMANDS}")
 

@@ -208,7 +208,7 @@ class AsyncEngine:
         return profiled.file
 
     async def _ask(self, question: messages.EngineQuestion) -> Any:
-        """The worker answers between two steps."""
+        """The worker answers between two steps or while one runs, unless that takes long."""
         self._check_alive()
         serial = question.serial
         self._asked[serial] = asyncio.get_running_loop().create_future()
@@ -322,7 +322,7 @@ class AsyncEngine:
         self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
     async def _ask_regularly(self, limit_s: float) -> None:
-        """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
+        """The worker answers unless a step takes long, so one that stays silent hangs; nothing else shows it."""
         while not self._dead.done():
             await asyncio.sleep(min(ASK_S, limit_s or ASK_S))
             try:

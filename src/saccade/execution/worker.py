@@ -1,8 +1,8 @@
 """The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
 
-It takes commands between steps and blocks on them only when idle. The parent holds the other end of its standard input:
-when that closes, or the kernel reports the parent's death, the process exits. Nothing it does outlives it, so SIGTERM
-keeps its default and ends it at once. The orderly way is the `Close` command.
+It takes commands between steps and while one runs, and blocks on them only when idle. The parent holds the other end of
+its standard input: when that closes, or the kernel reports the parent's death, the process exits. Nothing it does
+outlives it, so SIGTERM keeps its default and ends it at once. The orderly way is the `Close` command.
 """
 
 import gc
@@ -35,8 +35,10 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
+MAX_HEARD = 4  # between two looks at a step that runs
 COMPILE_POLL_MS = 2
-IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
+BURST_GAP_S = 0.004  # between two requests that a step takes in together
+IDLE_MS = 500  # without a command, before idle work that could delay a request by up to some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[messages.EngineReply], None]
@@ -70,17 +72,28 @@ class Worker:
         self._news: list[messages.News] = []
         self._watch = Watch(engine)
         self._is_open = True
+        self._is_checked = True  # what the scheduler accounts for, since it last had requests
+        self._last_add: float | None = None  # since the last plan
 
     def run(self) -> None:
         while self._is_open:
             self._take_commands()
             self._add_compiled()
             self._watch.check()
+            self._last_add = None
             if self._engine.has_work:
-                self._note(self._engine.step())
+                self._is_checked = False
+                self._note(self._engine.step(self._hear))
             if self._news:
                 self._tell(messages.Updates(self._news))
                 self._news = []
+
+    def _hear(self) -> bool:
+        """Takes commands while a step runs. Returns whether requests came that should be launched behind it: all of a
+        burst together, as a step for the first of them alone would delay the others."""
+        self._take_waiting(most=MAX_HEARD)
+        self._add_compiled()
+        return self._last_add is not None and monotonic() - self._last_add >= BURST_GAP_S
 
     def _take_commands(self) -> None:
         flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
@@ -89,17 +102,28 @@ class Worker:
         if not flags and self._engine.idle.can_check and not self._has_command():
             self._check_shadow()
             return
-        if not flags and self._engine.idle.can_capture and not self._commands.poll(IDLE_MS):
-            if (error := self._engine.idle.capture_next()) is not None:
-                traceback.print_exception(error)
+        has_idle_work = not self._is_checked or self._engine.idle.can_capture
+        if not flags and has_idle_work and not self._commands.poll(IDLE_MS):
+            self._use_idle_time()
             return
-        for _ in range(MAX_COMMANDS):
+        self._take_waiting(flags)
+
+    def _take_waiting(self, flags: int = zmq.NOBLOCK, most: int = MAX_COMMANDS) -> None:
+        """Without NOBLOCK, waits for the first."""
+        for _ in range(most):
             try:
                 frames = self._commands.recv_multipart(flags, copy=False)
             except zmq.Again:
                 return
             self._obey([frame.buffer for frame in frames])
             flags = zmq.NOBLOCK
+
+    def _use_idle_time(self) -> None:
+        if not self._is_checked:
+            self._engine.scheduler.check()
+            self._is_checked = True
+        elif (error := self._engine.idle.capture_next()) is not None:
+            traceback.print_exception(error)
 
     def _has_command(self) -> bool:
         return bool(self._commands.poll(0))
@@ -200,6 +224,7 @@ class Worker:
             self._engine.abort(str(command.serial))
             self._tell(_refusal(command.serial, error))
             return
+        self._last_add = monotonic()
         for index, member_id in enumerate(ids):
             self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.live[member_id])
             self._ids[command.serial, index] = member_id
@@ -225,14 +250,16 @@ class Worker:
 def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
-    context = zmq.Context()
+    context = zmq.Context(io_threads=messages.IO_THREADS)
     # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
+    commands.setsockopt(zmq.AFFINITY, messages.COMMANDS_THREAD)
     commands.bind(f"ipc://{folder / messages.COMMANDS}")
     for socket in (replies, last_words):
         socket.linger = LINGER_MS
+        socket.setsockopt(zmq.AFFINITY, messages.REPLIES_THREAD)
         socket.connect(f"ipc://{folder / messages.REPLIES}")
     import_packages()  # while the parent reads the model's files
 

@@ -8,7 +8,7 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
-from saccade.inputs.plans import plan_image, plan_video
+from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import measure_frames
@@ -27,7 +27,11 @@ class Sized:
     ref: MediaRef
     settings: ImageSettings | VideoSettings
     image: MeasuredImage | None = None
-    num_tokens: int = 0
+    plan: ImagePlan | VideoPlan | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.plan is None else self.plan.num_tokens
 
     @property
     def num_pixels(self) -> int:
@@ -39,13 +43,13 @@ def size_media(ref: MediaRef, settings: ImageSettings | VideoSettings, limits: I
     if isinstance(settings, ImageSettings):
         with ref.named_in_errors():
             image = measure_image(ref.source, limits)
-        return Sized(ref, settings, image, plan_image(image.height, image.width, settings).num_tokens)
+        return Sized(ref, settings, image, plan_image(image.height, image.width, settings))
     with ref.named_in_errors():
         found = measure_frames(ref.source, limits)
     if found is None:
         return Sized(ref, settings)
     num_frames, height, width, fps = found
-    return Sized(ref, settings, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
+    return Sized(ref, settings, None, plan_video(num_frames, height, width, fps or ref.fps, settings))
 
 
 def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:

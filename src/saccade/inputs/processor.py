@@ -17,8 +17,9 @@ from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
+from saccade.inputs.early_prompt import EarlyPrompt
 from saccade.inputs.generation import named_ends
-from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_file, digest_pixels
+from saccade.inputs.images import ImageLimits, Pixels, decode_image
 from saccade.inputs.measuring import (
     Sized,
     check_messages,
@@ -261,18 +262,27 @@ class Processor:
             by_kind = {"image": images, "video": self.videos}  # none missing: unsupported kinds were refused above
             wanted = [(ref, sizes.get(ref.param) or by_kind[ref.kind]) for ref in rendered.media]
             sized = [size_media(ref, own, self.limits) for ref, own in wanted if own is not None]
-            media = self._load_all(sized, allowance, param)
-            segments = expand_text(rendered.segments, [item.plan for item in media], settings)
-            prompt = place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
+            self._check_sized(sized, allowance, param)
+
+            def place(media: Sequence[Media]) -> Prompt:
+                segments = expand_text(rendered.segments, [item.plan for item in media], settings)
+                return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
+
+            with EarlyPrompt(place, sized, allowance) as early:
+                prompt = early.finish(self._load_all(sized, allowance, param))
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
-    def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
+    def _check_sized(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> None:
         """Nothing is decoded before everything was measured and found to fit."""
         check_pixels(sized, self.limits)
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         allowance.hold(needed_bytes(sized))
+
+    def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
+        """Without digests. What is no video file has as many tokens as was measured."""
+        num_tokens = sum(item.num_tokens for item in sized)
         media: list[Media] = []
         for item in sized:
             allowance.go_on()
@@ -294,9 +304,6 @@ class Processor:
             raise RequestError(message, param=same[limit].param, code="too_many_media")
 
     def _load(self, item: Sized, allowance: Allowance) -> Media:
-        """The digest covers the settings without bounds, plus the resulting size: the same file, or the same pixels, at
-        the same size have the same features. A video's times are in the prompt's text or positions, not in the
-        features, so left out."""
         ref, settings, begun = item.ref, item.settings, perf_counter()
         pixels, plan = self._decode(item, allowance)
         decode_s = perf_counter() - begun
@@ -305,10 +312,7 @@ class Processor:
         else:
             pixels = pixels[list(plan.frames)]
             pixels.flags.writeable = False
-        name = settings.fingerprint + repr(plan.size_hw).encode()
-        data = None if item.image is None else item.image.source
-        digest = digest_file(data, name) if isinstance(data, bytes) else digest_pixels(pixels, name)
-        return Media(ref.kind, pixels, plan, digest, decode_s)
+        return Media(ref.kind, pixels, plan, b"", decode_s)
 
     def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
         ref, settings = item.ref, item.settings

@@ -256,6 +256,7 @@ class LLM:
             while self.engine.has_work:
                 self._step(batch)
                 bar.update(task, completed=batch.num_finished)
+        self.engine.scheduler.check()
 
     def _step(self, batch: _Batch) -> None:
         for update in self.engine.step():

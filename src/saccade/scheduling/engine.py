@@ -35,6 +35,7 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
+HEARS_S = 1.0  # of a step; steps take a fraction of it
 NO_SCORES: Mapping[str, Scores] = {}
 
 
@@ -155,8 +156,10 @@ class Engine:
             prefill = self.composer.catalogues["prefill"].seconds
             self.scheduler.pace = Pace(max_step_s, prefill, None if vision is None else vision.graph)
 
-    def step(self) -> list[Update]:
-        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises."""
+    def step(self, hear: Callable[[], bool] | None = None) -> list[Update]:
+        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises.
+        `hear` is called while the device works: it may add, stop and abort requests, and returns True if one that it
+        added should be launched behind the only step that runs, rather than wait for its end."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []
@@ -169,15 +172,23 @@ class Engine:
                 self._release(self._live[request_id])
             if plan.chunks:
                 self._launch(plan)
-            if self._in_flight and (not plan.chunks or len(self._in_flight) > 1):
+            must_wait = bool(self._in_flight) and (not plan.chunks or len(self._in_flight) > 1)
+            if must_wait and self._has_ended(hear):
                 updates += self._take_in()
         except EngineDeadError as error:
             self._dead = error
             raise
         self.trace.note_load(self.scheduler)
-        if self.scheduler.is_idle:
-            self.scheduler.check()
         return updates
+
+    def _has_ended(self, hear: Callable[[], bool] | None) -> bool:
+        """Whether the oldest step has ended or is to be waited for; else another is launched first. A step that hangs
+        is waited for in silence: nothing else tells those who watch the engine."""
+        flight, until = self._in_flight[0], self._clock() + HEARS_S
+        while hear is not None and flight.is_running and self._clock() < until:
+            if hear() and len(self._in_flight) == 1:
+                return False
+        return True
 
     def _launch(self, plan: StepPlan) -> None:
         """Compose and execute piece by piece: the device works on each while the host composes the next."""

@@ -24,6 +24,13 @@ class Flight:
     problem: str = ""
     passes: PassEntry | None = None
 
+    @property
+    def is_running(self) -> bool:
+        try:
+            return self.ticket is not None and not self.ticket.is_done
+        except Exception:  # the device failed: waiting for the step will say so again
+            return False
+
     def results(self, result: StepResult) -> dict[str, Sequence[int] | RowError]:
         """A token or an error for each request, nothing where a vector was asked for. Advances matchers by the sampled
         tokens and vectors by their sums."""

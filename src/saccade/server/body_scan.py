@@ -7,6 +7,7 @@ import numpy.typing as npt
 from saccade.errors import RequestError
 
 CHUNK = 64 * 2**10  # the interpreter is free between the steps of one
+FIRST_CHUNK = 2 * 2**10  # an image often begins after a few hundred bytes, and is skipped from the next chunk on
 MAX_DEPTH = 256
 MAX_REST_BYTES = 16 * 2**20
 CONTAINER_VALUES, STRING_VALUES = 8, 2  # what they count for, in numbers that take as long to make
@@ -46,6 +47,7 @@ class BodyScan:
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._at = 0
+        self._chunk = FIRST_CHUNK
         self._is_in_string = self._is_escaped = False  # the next character
         self._string_begin = 0
         self._level = 0
@@ -61,10 +63,11 @@ class BodyScan:
             self._skip_string()
         if self._at >= len(self._body):
             return False
-        size = min(CHUNK, len(self._body) - self._at)
+        size = min(self._chunk, CHUNK, len(self._body) - self._at)
         self._read(np.frombuffer(self._body, np.uint8, size, self._at))
         self._at += size
         self.num_read += size
+        self._chunk = min(2 * self._chunk, CHUNK)
         return True
 
     def _skip_string(self) -> None:
@@ -74,11 +77,12 @@ class BodyScan:
             end = len(self._body)
         if end - self._at <= CHUNK:
             return
-        if _is_plain_value(self._body, self._string_begin, end):
+        if is_plain_value(self._body, self._string_begin, end):
             self.long_strings.append((self._string_begin, end))
         else:
             self.num_read += end - self._at
         self._at = end + _trailing_backslashes(self._body, self._at, end) % 2
+        self._chunk = FIRST_CHUNK
 
     def _read(self, chunk: Bytes) -> None:
         kinds = _KINDS[chunk]
@@ -115,7 +119,7 @@ def _escaped(backslashes: Places) -> Places:
     return odd + 1
 
 
-def _is_plain_value(body: bytes, begin: int, end: int) -> bool:
+def is_plain_value(body: bytes, begin: int, end: int) -> bool:
     """Whether a string is easy to read, and not the name of a member."""
     if end == len(body) or body[end + 1 : end + LOOKED_BACK].lstrip()[:1] == b":":
         return False

@@ -201,6 +201,7 @@ class PromptRoute(ABC, Generic[R]):
             hold=place.hold,
             go_on=place.go_on,
             waiting=self.service.waiting,
+            beside=self.service.beside_media,
         )
         try:
             job.prompts = self.prompts(job.request, messages, allowance)

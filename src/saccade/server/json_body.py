@@ -6,22 +6,69 @@ from typing import Any
 import orjson
 
 from saccade.errors import RequestError
-from saccade.server.body_scan import CHUNK, MAX_DEPTH, find_long_strings
+from saccade.server.body_scan import CHUNK, MAX_DEPTH, find_long_strings, is_plain_value
+
+MAX_URLS = 64
 
 
 def parse_json(body: bytes, max_values: int) -> Any:
     """The values of a body. Long strings are left out of what is parsed and put in afterwards: the parser looks at each
     of their bytes several times, while the interpreter waits."""
-    is_small = len(body) <= min(CHUNK, max_values) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
-    found = [] if is_small else find_long_strings(body, max_values)
     try:
+        if _is_small(body, max_values):
+            return orjson.loads(body)
+        if (value := _parse_quickly(body, max_values)) is not None:
+            return value
+        found = find_long_strings(body, max_values)
         if not found:
             return orjson.loads(body)
-        nonce = token_hex(16)
-        texts = {f"{nonce}{idx}": _text(body, begin, end) for idx, (begin, end) in enumerate(found)}
-        return _with_texts(orjson.loads(_without(body, found, list(texts))), texts)
+        names = _new_names(found)
+        texts = {name: _text(body, *place) for name, place in zip(names, found, strict=True)}
+        return _with_texts(orjson.loads(_without(body, found, names)), texts)
     except (orjson.JSONDecodeError, RecursionError):
         raise RequestError("the body is not valid JSON", code="invalid_json") from None
+
+
+def _is_small(body: bytes, max_values: int) -> bool:
+    return len(body) <= min(CHUNK, max_values) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+
+
+def _parse_quickly(body: bytes, max_values: int) -> Any | None:
+    """The values of a body that is small but for a few long data URLs, without a scan of all of it; None for any other
+    body. What only looks like a URL, inside another string, is no value whose name could be replaced."""
+    found = _find_data_urls(body)
+    names = _new_names(found)
+    rest = _without(body, found, names)
+    if not found or not _is_small(rest, max_values):
+        return None
+    try:
+        value = orjson.loads(rest)
+    except orjson.JSONDecodeError:
+        return None
+    texts = {name: _text(body, *place) for name, place in zip(names, found, strict=True)}
+    value = _with_texts(value, texts)
+    return None if texts else value
+
+
+def _find_data_urls(body: bytes) -> list[tuple[int, int]]:
+    """Where long strings seem to be that begin as a data URL, each soon after the last."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for _ in range(MAX_URLS):
+        begin = body.find(b'"data:', at, at + CHUNK) + 1
+        end = body.find(b'"', begin) if begin else -1
+        if end < 0:
+            break
+        if end - begin > CHUNK and is_plain_value(body, begin, end):
+            found.append((begin, end))
+        at = end
+    return found
+
+
+def _new_names(found: list[tuple[int, int]]) -> list[str]:
+    """That nobody can guess."""
+    nonce = token_hex(16)
+    return [f"{nonce}{idx}" for idx in range(len(found))]
 
 
 def _text(body: bytes, begin: int, end: int) -> str:
@@ -39,9 +86,9 @@ def _without(body: bytes, found: list[tuple[int, int]], names: list[str]) -> byt
 
 
 def _with_texts(value: Any, texts: dict[str, str]) -> Any:
-    """`value` with the texts in place of their names; containers are changed, not copied."""
+    """`value` with the texts in place of their names; containers are changed, not copied, and the texts are used up."""
     if isinstance(value, str):
-        return texts.get(value, value)
+        return texts.pop(value, value)
     if isinstance(value, dict):
         for name, item in value.items():
             value[name] = _with_texts(item, texts)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
@@ -79,6 +80,7 @@ class Service:
         # for the processes that decode, and as many as above work at a time.
         self._media_threads = WorkQueue(settings.max_pending_requests, "media")
         self._media_slots = Semaphore(threads)
+        self._beside_media = ThreadPoolExecutor(threads, thread_name_prefix="beside")
         self.media_pool: MediaPool | None = None
         self.responses = ResponseStore(settings.response_store_bytes)
         self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
@@ -202,6 +204,7 @@ class Service:
         await self.media.aclose()
         for queue in (self._preparing, self._parsing, self._media_threads):
             queue.shutdown()
+        self._beside_media.shutdown(wait=False, cancel_futures=True)
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
         if self.telemetry is not None:
@@ -232,6 +235,10 @@ class Service:
             yield
         finally:
             self._media_slots.acquire()
+
+    def beside_media(self, work: Callable[[], T]) -> Future[T]:
+        """Runs what a media thread need not do itself while it decodes."""
+        return self._beside_media.submit(work)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name, or "auto", means the served model."""

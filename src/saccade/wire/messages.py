@@ -23,6 +23,8 @@ from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
 COMMANDS, REPLIES = "commands", "replies"  # socket file names
+# Each direction has a thread of ZeroMQ's: the pixels of a burst take milliseconds, and tokens do not wait behind them.
+IO_THREADS, COMMANDS_THREAD, REPLIES_THREAD = 2, 0b01, 0b10  # the last two as sockets' affinities
 
 Buffers = Sequence[memoryview]
 PromptArrays = list[npt.NDArray[Any]]

@@ -1,0 +1,130 @@
+"""Where the host's milliseconds go before a request's first token: `python -m tests.server.first_token_latency
+[--against SRC]`. Each request has one JPEG of noise and asks for one token of the bundled model on this CPU. With
+`--against` a server from other sources, such as another checkout's `src`, gets the same requests in turn.
+
+Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. `host`
+is all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to it."""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+import saccade
+from saccade.bench.client import Client, run
+from saccade.bench.client_reply import Outcome
+from saccade.bench.serving_settings import TargetSettings, WorkloadSettings
+from saccade.bench.serving_stats import PREPARED
+from saccade.bench.workload import Wording, make_workload
+from saccade.bench.workload_text import WordList
+
+READY_S, WARM_UP = 300.0, 10
+FLAGS = {
+    "--device": "cpu",
+    "--port": "0",
+    "--max-num-seqs": "32",
+    "--graphs": "vision=off,prefill=off,decode=off",
+    "--kv-cache-tokens": "22400",  # 5600 blocks, as many as a large GPU has for an 8B model
+    "--block-size": "4",
+}
+FIELDS = '{"mm_processor_kwargs": {"max_pixels": 12544}}'  # the model sees few pixels of those that are decoded
+
+
+@contextmanager
+def serving(src: Path) -> Iterator[str]:
+    """The address of a server that is run from `src`."""
+    words = [word for pair in FLAGS.items() for word in pair]
+    command = [sys.executable, "-m", "saccade", "serve", "--no-enable-prefix-caching", *words]
+    place = os.environ | {"PYTHONPATH": str(src)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=place)
+    address: list[str] = []
+    is_known = threading.Event()
+
+    def read() -> None:
+        for line in process.stderr or ():
+            if line.startswith("ready on"):
+                address.append(line.split()[2])
+                is_known.set()
+        is_known.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        is_known.wait(READY_S)
+        assert address, f"the server of {src} did not start"
+        yield address[0]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def stages(outcome: Outcome) -> dict[str, float]:
+    """Milliseconds, from sending a request to the first token of its reply."""
+    told = outcome.timings
+    engine = told["queue"] + told["prefill"]
+    parts = {name: told.get(name, 0.0) for name in ("receive", *PREPARED) if name != "fetch"}
+    parts["threads"] = told["receive"] + told["prepare"] - sum(parts.values())
+    parts["to the engine and back"] = told["first_token"] - told["receive"] - told["prepare"] - engine
+    parts["network and client"] = outcome.ttft_s - told["first_token"]
+    parts |= {"host": sum(parts.values()), "engine": engine}
+    return {name: value * 1e3 for name, value in parts.items()}
+
+
+async def ask(urls: Sequence[str], flags: argparse.Namespace) -> list[list[Outcome]]:
+    """Outcomes by server. All get the same requests, each in its turn before or after the others."""
+    targets = [TargetSettings(base_url=url, extra_request_body=FIELDS) for url in urls]
+    num_skipped = WARM_UP * flags.concurrency
+    settings = WorkloadSettings(num_prompts=flags.requests + num_skipped, image_resolution=flags.size)
+    requests = make_workload(settings, Wording(targets[0], "", ignore_eos=True, is_timed=True), WordList())
+    found: list[list[Outcome]] = [[] for _ in urls]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(target)) for target in targets]
+        turns = count()
+        waiting = iter(requests)
+
+        async def work() -> None:
+            for request in waiting:
+                first = next(turns)
+                for place in range(len(clients)):
+                    number = (first + place) % len(clients)
+                    found[number].append(await clients[number].send(clients[number].prepare(request.body)))
+
+        await asyncio.gather(*(work() for _ in range(flags.concurrency)))
+    return [outcomes[num_skipped:] for outcomes in found]
+
+
+def show(src: Path, outcomes: Sequence[Outcome]) -> None:
+    bad = [outcome for outcome in outcomes if not outcome.is_ok]
+    assert not bad, f"{len(bad)} requests failed: {bad[0].error} {bad[0].message}"
+    rows = [stages(outcome) for outcome in outcomes]
+    print(f"{src}, {len(rows)} requests, ms: median (fastest tenth)")
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        print(f"  {name:24} {np.median(values):7.2f} ({np.percentile(values, 10):.2f})")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--against", type=Path, help="other sources to compare with")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--size", default="560x560")
+    flags = parser.parse_args()
+    sources = [Path(saccade.__file__).parents[1], *([flags.against] if flags.against else [])]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(src)) for src in sources]
+        found = run(ask(urls, flags))
+    for src, outcomes in zip(sources, found, strict=True):
+        show(src, outcomes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
