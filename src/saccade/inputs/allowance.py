@@ -17,7 +17,8 @@ class Allowance:
     """At most `max_tokens` per prompt; if tokens are only counted (`is_count`), only text that is certain to have more
     is refused. `has_answer`: one token more would fit, which is for an answer. `hold` is called before memory is used
     and raises a client error if there is none; `go_on` is called between pieces of work and raises StopWorkError if
-    nobody waits. `waiting` encloses a time in which another process works. All run in the working thread."""
+    nobody waits. `waiting` encloses a time in which another process works. All run in the working thread. `caller` has
+    sent the prompt: where prompts wait, callers take turns."""
 
     max_tokens: int | None = None
     is_count: bool = False
@@ -25,6 +26,7 @@ class Allowance:
     hold: Callable[[int], None] = lambda num_bytes: None
     go_on: Callable[[], None] = lambda: None
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+    caller: str = ""
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:
         if not self.is_count:

@@ -6,10 +6,21 @@ from typing import Any
 import orjson
 
 from saccade.errors import RequestError
-from saccade.server.body_scan import CHUNK, MAX_DEPTH, find_long_strings
+from saccade.server.body_scan import CHUNK, MAX_DEPTH, Body, find_long_strings
 
 
-def parse_json(body: bytes, max_values: int) -> Any:
+def joined(parts: list[bytes]) -> Body:
+    """The body. Empties the list meanwhile, so that it is not held twice."""
+    if len(parts) == 1:
+        return parts.pop()
+    parts.reverse()
+    body = bytearray()
+    while parts:
+        body += parts.pop()
+    return body
+
+
+def parse_json(body: Body, max_values: int) -> Any:
     """The values of a body. Long strings are left out of what is parsed and put in afterwards: the parser looks at each
     of their bytes several times, while the interpreter waits."""
     is_small = len(body) <= min(CHUNK, max_values) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
@@ -24,13 +35,13 @@ def parse_json(body: bytes, max_values: int) -> Any:
         raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
 
-def _text(body: bytes, begin: int, end: int) -> str:
+def _text(body: Body, begin: int, end: int) -> str:
     if body.find(b"\\", begin, end) >= 0:
         return body[begin:end].replace(b"\\/", b"/").decode("ascii")
     return str(memoryview(body)[begin:end], "ascii")
 
 
-def _without(body: bytes, found: list[tuple[int, int]], names: list[str]) -> bytes:
+def _without(body: Body, found: list[tuple[int, int]], names: list[str]) -> bytes:
     parts, at = [], 0
     for (begin, end), name in zip(found, names, strict=True):
         parts += [body[at:begin], name.encode()]
