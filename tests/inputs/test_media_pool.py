@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from PIL import Image
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs import jpeg, media_pool
 from saccade.inputs.allowance import ANYTHING, Allowance, StopWorkError
+from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, decode_image, load_image, measure_image
 from saccade.inputs.jpeg import count_visits, is_cheap, is_plain
 from saccade.inputs.media_pool import MediaPool
@@ -139,6 +141,31 @@ class TestCosts:
         data, note = picture(64, 64), b"\xff\xed" + struct.pack(">H", 60_002) + bytes(60_000)
         for num, expected in ((0, True), (2, True), (3, False), (300, False)):
             assert is_cheap(data[:2] + note * num + data[2:]) is expected, num
+
+    @pytest.mark.parametrize("between", [b"\xff", b"\xff\xd0", b"\xff\xe0\x00\x02", b"x"])
+    @pytest.mark.parametrize("before", [b"\xff\xc0", b"\xff\xda"])
+    def test_a_long_head_is_not_looked_through(self, between: bytes, before: bytes) -> None:
+        """Fill bytes, markers without a segment, empty segments and garbage, by the million: a few lines of Python."""
+        whole = picture(64, 64)
+        place = whole.index(before)
+        data = whole[:place] + between * (2**20 // len(between)) + whole[place:]
+        num_lines = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal num_lines
+            num_lines += event == "line"
+            return trace
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            header, is_quick = read_header(data), is_cheap(data)
+        finally:
+            sys.settrace(outer)
+        assert not is_quick and num_lines < 100_000
+        assert (header is None) is (before == b"\xff\xc0")
+        some = whole[:place] + between * (3 if between != b"x" else 0) + whole[place:]
+        assert read_header(some) == read_header(whole) and is_cheap(some)
 
     def test_visits_are_counted_by_scans_and_components(self) -> None:
         assert count_visits(picture(64, 64, subsampling=0)) == 3 * 64

@@ -228,6 +228,45 @@ def test_small_jobs_do_not_wait_behind_large_ones() -> None:
     assert order == ["small"] * 20 + ["large"] * 4
 
 
+def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
+    """While one large job runs, 40 of the same caller wait, and then one of another: it comes when that one ends."""
+    pool, order, may_end = Pool(ODD, 2), list[str](), threading.Event()
+
+    def hold() -> None:
+        def go_on() -> None:
+            if may_end.is_set():
+                raise StopWorkError
+
+        with pytest.raises(StopWorkError):
+            pool.run(
+                b"spin",
+                (b"",),
+                JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
+                cost_s=9.0,
+                caller="flood",
+                go_on=go_on,
+            )
+
+    def ask_as(caller: str) -> None:
+        pool.run(b"echo", (b"",), LIMITS, cost_s=9.0, caller=caller)
+        order.append(caller)
+
+    threads = [threading.Thread(target=hold)]
+    threads += [threading.Thread(target=ask_as, args=(caller,)) for caller in ["flood"] * 40 + ["other"]]
+    try:
+        for idx, thread in enumerate(threads):
+            thread.start()
+            while pool.num_busy + pool.num_waiting <= idx:
+                time.sleep(0.001)
+        assert pool.num_busy == 1 and pool.num_waiting == 41
+    finally:
+        may_end.set()
+        for thread in threads:
+            thread.join()
+        pool.close()
+    assert "other" in order[:3], order  # threads may note their ends in another order
+
+
 def test_a_closed_pool_leaves_no_process_and_no_waiter_behind() -> None:
     pool = Pool(ODD, 2)
     ends: list[BaseException] = []

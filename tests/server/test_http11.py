@@ -13,13 +13,14 @@ import pytest
 import uvicorn
 
 from saccade.server.app import build_app
-from saccade.server.http11 import RESERVED, BoundedProtocol
+from saccade.server.http11 import MOST_PIPELINED, RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 CLOSE = "Connection: close\r\n"
+OK = b"HTTP/1.1 200"
 
 
 async def words(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -215,6 +216,62 @@ def test_requests_behind_a_refused_head_are_nobodys_however_many_they_are(script
 
     found = asyncio.run(run())
     assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"] and not engine.seen
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "callback"),
+    [
+        (HEALTH * 300, b"too_many_pipelined", "on_headers_complete"),
+        (post() * 150, b"too_many_pipelined", "on_headers_complete"),
+        (HEALTH[:-2] + b"a:\r\n" * 900 + b"\r\n", b"headers_too_large", "on_header"),
+        (CHUNKED + b"1\r\nx\r\n" * 2900, b"invalid_http", "on_body"),
+    ],
+    ids=["probes", "requests", "headers", "chunks"],
+)
+def test_a_read_of_many_small_things_ends_early(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, sent: bytes, code: bytes, callback: str
+) -> None:
+    """However many come at once, the parser calls back for a few of them, and the first have their replies."""
+    _, _, service = scripted()
+    original, num_calls = getattr(BoundedProtocol, callback), 0
+
+    def counted(self: BoundedProtocol, *words: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        original(self, *words)
+
+    monkeypatch.setattr(BoundedProtocol, callback, counted)
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            found = await answered(port, sent)
+            assert (await answered(port, HEALTH.replace(b"\r\n\r\n", b"\r\n" + CLOSE.encode() + b"\r\n"))).startswith(
+                OK
+            )
+            return found
+
+    found = asyncio.run(run())
+    head, _, body = found.rpartition(b"HTTP/1.1 ")
+    assert code in body and num_calls <= 2049 and service.is_idle
+    if code == b"too_many_pipelined":
+        assert head.count(OK) == head.count(b"HTTP/1.1 ") == MOST_PIPELINED + 1 and num_calls < 100
+
+
+def test_usual_chunks_are_taken_however_small(scripted: Scripted) -> None:
+    _, engine, service = scripted()
+    body = post().partition(b"\r\n\r\n")[2] + b" " * 1800
+    head = CHUNKED.replace(b"completions", b"chat/completions")[:-2] + CLOSE.encode() + b"\r\n"
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            chunks = b"".join(b"1\r\n%c\r\n" % character for character in body)
+            return await answered(port, head + chunks + b"0\r\n\r\n")
+
+    assert b"two words" in asyncio.run(run()) and len(engine.seen) == 1
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,18 @@ def test_a_template_from_a_file_is_the_servers_and_part_of_its_fingerprint(
     assert len({fingerprint for _, fingerprint in (first, *found)}) == 3
 
 
+def test_what_only_some_texts_need_is_made_before_there_are_any(
+    begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a large vocabulary it takes most of a second, in which nothing else runs."""
+    plan = Launch(str(write_qwen(tmp_path / "model")), EngineSettings(), SchedulerSettings(), MediaSettings())
+    engine = asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
+    tokenizer = engine.processor.tokenizer
+    monkeypatch.setattr("saccade.inputs.tokenizer.tokenizers", None)
+    assert tokenizer.encode_plain("a<|im_end|>") and not tokenizer.could_fit(10**9, 1)
+    assert "_longest" in vars(tokenizer)
+
+
 def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
     begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,16 +1,21 @@
 """A start says how far it is; a server that cannot start says why and ends."""
 
+import asyncio
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
+import uvloop
 
-from saccade.server.front_end import serve
+from saccade.server.front_end import doors, serve
 from saccade.server.lifecycle import Stages
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.messages import Stage
+from tests.server.fake import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +30,37 @@ def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert serve("m", ServerSettings(port=port)) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_many_connections_at_once_are_let_in_within_a_few_turns_of_the_loop() -> None:
+    turns = 0
+
+    async def run(listener: socket.socket, num: int) -> None:
+        nonlocal turns
+        loop, seen, is_full = asyncio.get_running_loop(), list[asyncio.Transport](), asyncio.Event()
+
+        class Noting(asyncio.Protocol):
+            def connection_made(self, transport: Any) -> None:
+                seen.append(transport)
+                if len(seen) == num:
+                    is_full.set()
+
+        servers = [await loop.create_server(Noting, sock=door) for door in doors(listener)]
+        while not is_full.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+        for transport in seen:
+            transport.abort()
+        for server in servers:
+            server.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, ExitStack() as clients:
+        for _ in range(128):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        listener.setblocking(False)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(run(listener, 128), HANG_S))
+    assert turns < 128 // 4
 
 
 def test_tls_files_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ class Worker:
             self._add(command, frames)
             return
         try:
-            self._compiling[command.serial] = _Compiling(command, frames, self._engine.compile(grammar))
+            compiled = self._engine.compile(grammar, command.turn.tenant)
+            self._compiling[command.serial] = _Compiling(command, frames, compiled)
         except RequestError as error:
             self._tell(_refusal(command.serial, error))
 

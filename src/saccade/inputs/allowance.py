@@ -20,7 +20,7 @@ class Allowance:
     is refused. `has_answer`: one token more would fit, which is for an answer. `hold` is called before memory is used
     and raises a client error if there is none; `go_on` is called between pieces of work and raises StopWorkError if
     nobody waits. `waiting` encloses a time in which another process works. All run in the working thread. `beside`, if
-    there is one, runs work in another thread."""
+    there is one, runs work in another thread. `caller` has sent the prompt: where prompts wait, callers take turns."""
 
     max_tokens: int | None = None
     is_count: bool = False
@@ -29,6 +29,7 @@ class Allowance:
     go_on: Callable[[], None] = lambda: None
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext
     beside: Callable[[Callable[[], Any]], Future[Any]] | None = None
+    caller: str = ""
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:
         if not self.is_count:

@@ -1,6 +1,7 @@
 """Format and size of an encoded image, read from its first bytes. Limits are checked on these before any decoder sees
 the data: opening a file with one may already allocate a canvas (WebP) or walk every chunk."""
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,9 @@ Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 
 # Start-of-frame markers; C4, C8 and CC in this range are tables and extensions.
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+MAX_MARKERS = 10_000  # before the frame; what is decoded may have fewer
+# The next marker, behind some fill bytes and markers without a segment. Millions of them are no image.
+_MARKER = re.compile(rb"(?:\xff{1,4096}+[\x01\xd0-\xd7]){0,64}+\xff{1,4096}+[^\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,11 @@ def _read(data: bytes) -> Header | None:
 
 def _read_jpeg(data: bytes) -> Header | None:
     at = 2
-    while True:
-        if data[at] != 0xFF:
+    for _ in range(MAX_MARKERS):
+        found = _MARKER.match(data, at)
+        if found is None:
             return None
-        while data[at] == 0xFF:
-            at += 1
-        marker = data[at]
-        at += 1
-        if marker in _STANDALONE:
-            continue
+        marker, at = data[found.end() - 1], found.end()
         (length,) = struct.unpack_from(">H", data, at)
         if marker in START_OF_FRAME:
             height, width, components = struct.unpack_from(">HHB", data, at + 3)
@@ -64,6 +63,7 @@ def _read_jpeg(data: bytes) -> Header | None:
         if marker in (0xD9, 0xDA) or length < 2:
             return None
         at += length
+    return None
 
 
 def _read_webp(data: bytes) -> Header | None:

@@ -14,14 +14,14 @@ MAX_SCANS = 500
 # A usual progressive file visits every block six to ten times. Small images may have more.
 MAX_VISITS, FREE_VISITS = 40, 2**20
 CHEAP_PIXELS, CHEAP_BYTES, CHEAP_VISITS = 4 * 2**20, 2**20, 2**19
+MAX_SEGMENT_BYTES = 2**16
 CHEAP_HEAD_BYTES = 128 * 2**10  # before the first scan: metadata, which Pillow reads entry by entry
 
 _END, _START_OF_SCAN = 0xD9, 0xDA
 _SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
 _HUFFMAN = _SEQUENTIAL | {0xC2}
-_LONELY = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a segment
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]")
-_NEXT_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+# Those without a segment are passed over here, because there may be millions.
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class JpegFrame:
 def is_cheap(data: bytes) -> bool:
     """Whether decoding takes some 30 ms at most, whatever the file contains: in one pass, or in scans that visit few
     blocks, with little metadata."""
-    frame = read_frame(data)
+    head = data[: CHEAP_HEAD_BYTES + MAX_SEGMENT_BYTES]  # however long the rest is, it is not looked through
+    frame = read_frame(head)
     if frame is None or frame.height * frame.width > CHEAP_PIXELS or frame.marker not in _HUFFMAN:
         return False
-    if first_scan(data) > CHEAP_HEAD_BYTES:
+    if first_scan(head) > CHEAP_HEAD_BYTES:
         return False
     return is_plain(data) or (len(data) <= CHEAP_BYTES and count_visits(data) <= CHEAP_VISITS)
 
@@ -103,20 +104,17 @@ def first_scan(data: bytes) -> int:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Marker, place and size of every segment up to the end of the image. Bytes between segments, the data of scans
     among them, are skipped as libjpeg skips them."""
-    at, pattern = 0, _NEXT_MARKER
-    while (found := pattern.search(data, at)) is not None:
+    at = 0
+    while (found := _NEXT_MARKER.search(data, at)) is not None:
         marker, at = data[found.start() + 1], found.end()
         if marker == _END:
             return
-        if marker in _LONELY:
-            continue
         if at + 2 > len(data):
             return
         (length,) = struct.unpack_from(">H", data, at)
         size = min(max(length - 2, 0), len(data) - at - 2)
         yield marker, at + 2, size
         at += 2 + size
-        pattern = _NEXT_IN_SCAN if marker == _START_OF_SCAN else _NEXT_MARKER
 
 
 def _read_frame(data: bytes, marker: int, at: int, size: int) -> JpegFrame | None:

@@ -99,7 +99,15 @@ class MediaPool:
         words = msgspec.msgpack.encode(job)
         try:
             with allowance.waiting():
-                output = self.pool.run(words, data, bounds, cost_s=cost_s, hold=allowance.hold, go_on=allowance.go_on)
+                output = self.pool.run(
+                    words,
+                    data,
+                    bounds,
+                    cost_s=cost_s,
+                    caller=allowance.caller,
+                    hold=allowance.hold,
+                    go_on=allowance.go_on,
+                )
             return _read(output, is_video=job.is_video)
         except JobKilledError as error:
             _refuse(kind, error)

@@ -84,6 +84,12 @@ class Tokenizer:
     def _longest(self) -> int:
         return max(MIN_TOKEN_CHARS, *map(len, self._main.get_vocab(with_added_tokens=True)))
 
+    def warm_up(self) -> None:
+        """Makes what only some texts need. It holds the interpreter for most of a second with a large vocabulary, which
+        no server's event loop should wait for."""
+        self._without_specials()
+        _ = self._longest
+
     def token_id(self, token: str) -> int | None:
         return self._main.token_to_id(token)
 

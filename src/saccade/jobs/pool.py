@@ -1,8 +1,8 @@
 """A few processes for work on untrusted data. One job never hurts another: a process that uses more CPU time or memory
 than its job may, whose deadline passes or whose client has left is killed, and another takes its place.
 
-Jobs with a small estimated cost go before those with a large one, and large ones never hold all processes. A job that
-waits long enough comes before newer small ones, too.
+Jobs with a small estimated cost go before those with a large one, and large ones never hold all processes. Large ones
+that wait long enough come before newer small ones, too. Among small jobs, and among large ones, callers take turns.
 """
 
 import logging
@@ -10,15 +10,15 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
 from time import monotonic
 
 from saccade.errors import SaccadeError
+from saccade.jobs.fair_line import FairLine
 from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
 
-POLL_S = 0.05  # between checks of a job's limits and of its client
+LINE_POLL_S = 0.5  # between checks whether the client of a job that waits is still there; hundreds may wait
 SMALL_S = 0.25  # estimated seconds up to which a job is small
+LEAST_COST_S = 0.001  # of a job, between callers
 CLOSE_S = 5.0
 PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its own estimate
 
@@ -29,14 +29,22 @@ class PoolClosedError(SaccadeError):
     """The server is shutting down."""
 
 
-@dataclass(order=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Waiting:
-    rank: float
-    serial: int
-    is_large: bool = field(compare=False)
-    since: float = field(compare=False, default_factory=monotonic)
-    ready: threading.Event = field(compare=False, default_factory=threading.Event)
-    process: PoolProcess | None = field(compare=False, default=None)
+    caller: str
+    cost_s: float
+    since: float = field(default_factory=monotonic)
+    ready: threading.Event = field(default_factory=threading.Event)
+    process: PoolProcess | None = None
+
+    @property
+    def is_large(self) -> bool:
+        return self.cost_s > SMALL_S
+
+    @property
+    def rank(self) -> float:
+        """Whoever has the least comes first."""
+        return self.since + PATIENCE * self.cost_s
 
 
 class Pool:
@@ -49,8 +57,8 @@ class Pool:
         self._lock = threading.Condition()
         self._idle: list[PoolProcess] = []
         self._busy: dict[PoolProcess, bool] = {}  # and whether its job is large
-        self._waiting: list[_Waiting] = []
-        self._serials = count()
+        self._small: FairLine[_Waiting] = FairLine()
+        self._large: FairLine[_Waiting] = FairLine()
         self._wanted = 1
         self._is_closed = False
         self.num_killed = 0
@@ -65,14 +73,14 @@ class Pool:
         limits: JobLimits,
         *,
         cost_s: float = 0.0,
+        caller: str = "",
         hold: Callable[[int], None] = lambda num_bytes: None,
         go_on: Callable[[], None] = lambda: None,
     ) -> JobOutput:
         """The result of one job. `cost_s` is an estimate, which decides about the order only. `hold` and `go_on` are as
         in an Allowance, and what they raise ends the job. Raises also the RequestError of the job, a JobKilledError or
         a ProcessLostError."""
-        is_large = cost_s > SMALL_S
-        process = self._take(monotonic() + PATIENCE * cost_s, is_large, go_on)
+        process = self._take(_Waiting(caller, cost_s), go_on)
         try:
             output = process.run(words, data, limits, hold, go_on)
         finally:
@@ -82,13 +90,13 @@ class Pool:
     @property
     def num_waiting(self) -> int:
         with self._lock:
-            return len(self._waiting)
+            return len(self._small) + len(self._large)
 
     @property
     def oldest_s(self) -> float:
         """How long the first of those who wait has waited."""
         with self._lock:
-            return monotonic() - min((one.since for one in self._waiting), default=monotonic())
+            return monotonic() - min((one.since for one in (*self._small, *self._large)), default=monotonic())
 
     @property
     def num_busy(self) -> int:
@@ -107,24 +115,25 @@ class Pool:
             self._idle = []
             for process in self._busy:
                 process.stop()
-            for waiting in self._waiting:
-                waiting.ready.set()
-            self._waiting.clear()
+            for line in (self._small, self._large):
+                for waiting in line:
+                    waiting.ready.set()
+                line.clear()
             self._lock.notify_all()
             self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads of their jobs give them back
         for process in idle:
             process.kill()
         self._keeper.join()
 
-    def _take(self, rank: float, is_large: bool, go_on: Callable[[], None]) -> PoolProcess:
-        waiting = _Waiting(rank, next(self._serials), is_large)
+    def _take(self, waiting: _Waiting, go_on: Callable[[], None]) -> PoolProcess:
         with self._lock:
             if self._is_closed:
                 raise PoolClosedError("the server is shutting down")
-            heappush(self._waiting, waiting)
+            cost = max(waiting.cost_s, LEAST_COST_S)
+            self._line_of(waiting).put(waiting.caller, waiting, cost=cost, rank=waiting.rank)
             self._dispatch()
         try:
-            while not waiting.ready.wait(POLL_S):
+            while not waiting.ready.wait(LINE_POLL_S):
                 go_on()
         except BaseException:
             self._forget(waiting)
@@ -135,9 +144,7 @@ class Pool:
 
     def _forget(self, waiting: _Waiting) -> None:
         with self._lock:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-                heapify(self._waiting)
+            self._line_of(waiting).leave(waiting.caller, waiting)
         if waiting.process is not None:
             self._give_back(waiting.process)
 
@@ -167,22 +174,20 @@ class Pool:
             self._busy[process] = chosen.is_large
             chosen.process = process
             chosen.ready.set()
-        needed = len(self._idle) + len(self._busy) + len(self._waiting)
+        needed = len(self._idle) + len(self._busy) + len(self._small) + len(self._large)
         self._wanted = max(self._wanted, min(self.size, needed))
         self._lock.notify_all()
 
     def _next(self) -> _Waiting | None:
         has_room = sum(self._busy.values()) < self.size - 1
-        skipped, chosen = [], None
-        while self._waiting and chosen is None:
-            first = heappop(self._waiting)
-            if first.is_large and not has_room:
-                skipped.append(first)
-            else:
-                chosen = first
-        for waiting in skipped:
-            heappush(self._waiting, waiting)
-        return chosen
+        if self._large and has_room:
+            longest = min(one.rank for one in self._large)
+            if not self._small or longest < self._small.first().rank:
+                return self._large.take()
+        return self._small.take() if self._small else None
+
+    def _line_of(self, waiting: _Waiting) -> FairLine[_Waiting]:
+        return self._large if waiting.is_large else self._small
 
     def _keep(self) -> None:
         """Starts processes until the pool is closed."""

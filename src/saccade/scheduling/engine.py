@@ -114,11 +114,11 @@ class Engine:
                 self.passes.count_for(member_id)
         return ids
 
-    def compile(self, grammar: Grammar) -> Future[LLMatcher]:
+    def compile(self, grammar: Grammar, tenant: str = "") -> Future[LLMatcher]:
         """Compile a grammar ahead, so that `add` need not wait. The future may hold a RequestError."""
         if self._grammars is None:
             raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
-        return self._grammars.compile(grammar)
+        return self._grammars.compile(grammar, tenant)
 
     def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
         """Nobody waits for this result of `compile` any more."""

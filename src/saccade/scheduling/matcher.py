@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 
 import numpy as np
@@ -14,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from saccade.errors import CapacityError, RequestError
+from saccade.jobs.fair_threads import FairThreads
 from saccade.jobs.packets import resident_bytes
 from saccade.jobs.pool_process import is_supported
 from saccade.scheduling.compiling import Vocabulary, Words, build_tokenizer, compile_grammar
@@ -56,14 +58,14 @@ class GrammarCompiler:
         words = self._thread.submit(Words.of, vocabulary, vocab_size, eos_token_ids)
         self._tokenizer = self._thread.submit(lambda: build_tokenizer(words.result()))
         self._compiled: OrderedDict[Grammar, _Pending] = OrderedDict()
-        self._trying = ThreadPoolExecutor(MAX_TRIALS, thread_name_prefix="trial")
-        self._trying_long = ThreadPoolExecutor(MAX_LONG_TRIALS, thread_name_prefix="long trial")
+        self._trying = FairThreads(MAX_TRIALS, "trial")
+        self._trying_long = FairThreads(MAX_LONG_TRIALS, "long trial")
         self._trials = self._trying.submit(lambda: Trials(words.result())) if has_trials and is_supported() else None
         self._mark = math.inf  # resident memory that counts as no growth
 
-    def compile(self, grammar: Grammar) -> Future[LLMatcher]:
+    def compile(self, grammar: Grammar, caller: str = "") -> Future[LLMatcher]:
         """A matcher at the grammar's start, to be copied; or the RequestError that refuses the grammar, or the
-        CapacityError of a trial that was lost."""
+        CapacityError of a trial that was lost. Callers take turns with their trials."""
         found = self._compiled.get(grammar)
         if found is None or _is_lost(found.compiled):
             self._drop_grown()
@@ -72,7 +74,7 @@ class GrammarCompiler:
                 compiled = self._thread.submit(self._compile, grammar)
             else:
                 threads = self._trying_long if may_take_long(grammar) else self._trying
-                compiled = threads.submit(self._try, grammar, is_abandoned, self._trials)
+                compiled = threads.submit(partial(self._try, grammar, is_abandoned, self._trials, caller), caller)
             found = self._compiled[grammar] = _Pending(compiled, is_abandoned)
             while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).compiled.done():
                 self._compiled.popitem(last=False)
@@ -101,12 +103,12 @@ class GrammarCompiler:
         if self._trials is not None:
             self._trials.result().close()
 
-    def _try(self, grammar: Grammar, is_abandoned: Event, trials: Future[Trials]) -> LLMatcher:
+    def _try(self, grammar: Grammar, is_abandoned: Event, trials: Future[Trials], caller: str) -> LLMatcher:
         def go_on() -> None:
             if is_abandoned.is_set():
                 raise CancelledError
 
-        trials.result().check(grammar, go_on)
+        trials.result().check(grammar, go_on, caller)
         go_on()
         return self._thread.submit(self._compile, grammar).result()
 

@@ -27,6 +27,11 @@ class Place:
         self._is_reading, self._is_pending, self._is_working, self._is_gone = True, False, False, False
         self._has_media = False
 
+    @property
+    def caller(self) -> str:
+        """The name of who sent it."""
+        return self._caller.name
+
     def hold(self, num_bytes: int) -> None:
         """Counts memory for preparing the request: its body, its decoded images. Any thread may call it."""
         admission = self._admission

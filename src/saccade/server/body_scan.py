@@ -14,6 +14,7 @@ CONTAINER_VALUES, STRING_VALUES = 8, 2  # what they count for, in numbers that t
 LOOKED_BACK = 4096
 FEW = 16  # base64 data has a slash in 64 characters
 
+Body = bytes | bytearray
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _NEXT = range(1, 6)
@@ -24,7 +25,7 @@ _STEPS = np.array([0, 0, 0, 1, -1, 0], np.int32)
 _VALUES = np.array([0, 0, 0, CONTAINER_VALUES, 0, 1], np.int32)
 
 
-def find_long_strings(body: bytes, max_values: int) -> list[tuple[int, int]]:
+def find_long_strings(body: Body, max_values: int) -> list[tuple[int, int]]:
     """Where long strings of plain ASCII are, which are values: images, mostly; of escapes they have only a few of the
     slash's. Refuses a body that is nested too deeply
     or has too many values. Takes linear time, and next to none for what is inside those strings."""
@@ -44,7 +45,7 @@ def find_long_strings(body: bytes, max_values: int) -> list[tuple[int, int]]:
 class BodyScan:
     """Reads a body from the left. Where it is no JSON, its parser stops at the same place or before."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: Body) -> None:
         self._body = body
         self._at = 0
         self._chunk = FIRST_CHUNK
@@ -119,7 +120,7 @@ def _escaped(backslashes: Places) -> Places:
     return odd + 1
 
 
-def is_plain_value(body: bytes, begin: int, end: int) -> bool:
+def is_plain_value(body: Body, begin: int, end: int) -> bool:
     """Whether a string is easy to read, and not the name of a member."""
     if end == len(body) or body[end + 1 : end + LOOKED_BACK].lstrip()[:1] == b":":
         return False
@@ -142,7 +143,7 @@ def _has_few_slash_escapes(content: Bytes) -> bool:
     return True
 
 
-def _trailing_backslashes(body: bytes, begin: int, end: int) -> int:
+def _trailing_backslashes(body: Body, begin: int, end: int) -> int:
     for start in (max(begin, end - LOOKED_BACK), begin):
         part = body[start:end]
         num = len(part) - len(part.rstrip(b"\\"))

@@ -14,8 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from saccade.server.callers import Caller
 from saccade.server.http_errors import ClientGoneError, HttpError
+from saccade.server.read_turns import ReadTurns
 
 ID_HEADER = b"x-request-id"
+FREE_BYTES = 64 * 1024  # of a body, which everybody may send at any time
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _KEY = "saccade.exchange"
@@ -88,8 +90,16 @@ class HttpExchange:
             self.is_complete = True
         await self._send(message)
 
-    async def body(self, *, limit: int, timeout_s: float, hold: Callable[[int], None] = lambda size: None) -> bytes:
-        """The body, refused as soon as it is known to be too long. `hold` is told of every part."""
+    async def body(
+        self,
+        *,
+        limit: int,
+        timeout_s: float,
+        hold: Callable[[int], None] = lambda size: None,
+        turns: ReadTurns | None = None,
+    ) -> list[bytes]:
+        """The parts of the body, refused as soon as it is known to be too long. `hold` is told of every part. Whoever
+        has sent a lot needs one of the `turns` for more."""
         length = self.headers.get(b"content-length", b"")
         _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
         parts: list[bytes] = []
@@ -97,7 +107,11 @@ class HttpExchange:
         try:
             async with asyncio.timeout(timeout_s or None):
                 while is_more:
-                    message = await self.receive()
+                    if size < FREE_BYTES or turns is None:
+                        message = await self.receive()
+                    else:
+                        async with turns.turn("" if self.caller is None else self.caller.name):
+                            message = await self.receive()
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     _check_length(size, limit)
@@ -105,7 +119,7 @@ class HttpExchange:
                     is_more = message.get("more_body", False)
         except TimeoutError:
             raise HttpError(408, "the body took too long to arrive", code="body_timeout") from None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts
 
     def leave(self) -> None:
         """Cancels the work for a client that is gone, or as good as gone."""

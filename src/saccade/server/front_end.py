@@ -36,6 +36,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after all replies
 BACKLOG = 2048
+DOORS = 16
 MOST_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
@@ -68,6 +69,8 @@ def serve(
     except SaccadeError as error:
         console.print(f"saccade: {error}", markup=False)
         return EXIT_CANNOT_START
+    finally:
+        gc.unfreeze()
 
 
 class _Front:
@@ -108,7 +111,7 @@ class _Front:
             who = f"everybody who reaches {self._settings.host}"
             self._say(f"warning: {who} may use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")
-        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        serving = asyncio.create_task(http.serve(sockets=doors(listener)))
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
         outlived = asyncio.create_task(self._outlive())
@@ -139,7 +142,7 @@ class _Front:
             self._service.fail()
             raise
         gc.collect()
-        gc.freeze()  # what was imported stays: looking through it again stops every request for 36 ms
+        gc.freeze()  # looking through all that stays would hold the event loop for a tenth of a second and more
         self._started.set()
         if self._settings.data_parallel_size > 1:
             self._say(f"{self._settings.data_parallel_size} replicas; routing: {self._settings.routing}")
@@ -187,6 +190,12 @@ class _Front:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+
+def doors(listener: socket.socket) -> list[socket.socket]:
+    """The listening socket several times. uvloop accepts one connection for each in a turn of its loop, which is long
+    while many bodies arrive: with one, a probe would wait for as many turns as there are connections before it."""
+    return [listener, *(listener.dup() for _ in range(DOORS - 1))]
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

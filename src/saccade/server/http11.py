@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 with limits before a request is complete, and API-shaped replies to malformed requests."""
 
 import asyncio
+from typing import NoReturn
 
 import httptools
 import orjson
@@ -14,6 +15,10 @@ RESERVED = 16  # connections beyond the limit that may ask how the server is
 RESERVED_S = 2.0  # and how soon they must do so
 BUSY_RETRY_S = 2.0
 LOOKS = 8  # checks of a client within its timeout
+# What is read at once is parsed at once, so a read of many small things would hold the event loop.
+MOST_PIPELINED = 64  # requests of a connection that wait for the replies before them
+MOST_HEADERS = 256
+MANY_CHUNKS, LEAST_CHUNK_BYTES = 2048, 32  # beyond so many, chunks of a body must have so many bytes on average
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
@@ -24,9 +29,9 @@ class BoundedProtocol(HttpToolsProtocol):
     in the buffer, a closed connection for its end.
 
     Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. What is no
-    HTTP is refused when the requests before it have their replies: nothing is written into one, and none is lost.
-    Connections beyond the limit get a 503; a few of
-    them are heard first, because probes must go through when a server is full.
+    HTTP is refused when the requests before it have their replies: nothing is written into one, and none is lost. So
+    are too many requests, headers or chunks in one read. Connections beyond the limit get a 503; a few of them are
+    heard first, because probes must go through when a server is full.
     """
 
     max_header_bytes = 64 * 1024
@@ -35,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_extra = False  # beyond the limit: good for one probe
     _held_bytes = 0  # since the parser last handed on data
     _is_in_head = False
+    _num_chunks = _num_body_bytes = 0  # of the request that is being read
     _is_upgrade = False
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -93,10 +99,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._held_bytes, self._is_in_head, self._is_upgrade = 0, True, False
+        self._num_chunks = self._num_body_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # nobody reads trailers
-            super().on_header(name, value)
+        if not self._is_in_head:  # nobody reads trailers
+            return
+        if len(self.headers) >= MOST_HEADERS:
+            text = f"the request has more than {MOST_HEADERS} headers, which is the limit"
+            self._stop(HttpError(431, text, code="headers_too_large"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._held_bytes, self._is_in_head = 0, False
@@ -106,12 +117,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if (error := self._head_error()) is not None:
             self._is_refused = True  # nothing after this head is a request
             self._refuse(error)
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            text = f"more than {MOST_PIPELINED} requests of this connection wait for their replies; wait for some first"
+            self._stop(HttpError(429, text, code="too_many_pipelined", retry_after_s=BUSY_RETRY_S))
         elif not self._is_upgrade:
             super().on_headers_complete()
             self.cycle.keep_alive &= not self._is_extra
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
+        self._num_chunks += 1
+        self._num_body_bytes += len(body)
+        if self._num_chunks > MANY_CHUNKS and self._num_body_bytes < LEAST_CHUNK_BYTES * self._num_chunks:
+            self._stop(HttpError(400, "the body comes in too many small chunks; send larger ones", code="invalid_http"))
         if not self._is_refused:
             super().on_body(body)
 
@@ -204,6 +222,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self._write_timer = self.loop.call_later(self.timeout_s / LOOKS, self._watch_reader)
+
+    def _stop(self, error: HttpError) -> NoReturn:
+        """Refuses in the middle of what was read: the parser ends with what a callback raises."""
+        self._is_refused = True
+        self._refuse(error)
+        raise error
 
     def _refuse(self, error: HttpError) -> None:
         """Ends the connection with an error, once the requests that came before have their replies."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -19,8 +20,10 @@ from saccade.inputs.chat_messages import MediaRef, find_sources
 from saccade.inputs.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
 from saccade.server.admission import Place
+from saccade.server.body_scan import Body
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, too_late
+from saccade.server.json_body import joined
 from saccade.server.protocol import Wire
 from saccade.server.reading import ignored_header, read_request
 from saccade.server.service import Service
@@ -93,7 +96,7 @@ class PromptRoute(ABC, Generic[R]):
         """The field that asks for structure; if none does, tools do."""
         return structure_param(request) or "tools"
 
-    def read(self, exchange: HttpExchange, body: bytes) -> tuple[R, tuple[str, ...]]:
+    def read(self, exchange: HttpExchange, body: Body) -> tuple[R, tuple[str, ...]]:
         """The checked request, and the names of fields that nobody reads."""
         return read_request(self.kind, body, self.service.settings.max_body_values)
 
@@ -122,11 +125,12 @@ class PromptRoute(ABC, Generic[R]):
         service.check_open()
         assert exchange.caller is not None, "its key was checked"
         place = exchange.exits.enter_context(service.admission.enter(exchange.caller))
-        body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
+        limit, timeout_s = settings.max_body_bytes, settings.body_timeout_s
+        parts = await exchange.body(limit=limit, timeout_s=timeout_s, hold=place.hold, turns=service.read_turns)
         received = monotonic()
         place.prepare()
-        job, messages = await service.in_parser(self._read, exchange, body, place)
-        del body
+        job, messages = await service.in_parser(place.caller, self._read, exchange, parts, place)
+        del parts
         with self._naming(job.request):
             await self._prepare(job, messages, place)
         job.seconds["receive"] = received - exchange.arrival
@@ -138,11 +142,11 @@ class PromptRoute(ABC, Generic[R]):
         place.pass_on()
         return job
 
-    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None]:
-        """The job, and the messages whose media must be fetched."""
+    def _read(self, exchange: HttpExchange, parts: list[bytes], place: Place) -> tuple[RequestJob[R], list[Any] | None]:
+        """The job, and the messages whose media must be fetched. Takes the parts of the body out of their list."""
         with place.working():
             begun = monotonic()
-            request, ignored = self.read(exchange, body)
+            request, ignored = self.read(exchange, joined(parts))
             with self._naming(request):
                 job = self._new_job(exchange, request, ignored)
                 messages = self.messages(request)
@@ -183,7 +187,7 @@ class PromptRoute(ABC, Generic[R]):
                     messages = await self.load(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
                 in_thread = self.service.in_media_thread if has_media else self.service.in_thread
-                await in_thread(self._work, job, messages, place)
+                await in_thread(place.caller, self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
 
@@ -200,8 +204,9 @@ class PromptRoute(ABC, Generic[R]):
             has_answer=self.has_answer,
             hold=place.hold,
             go_on=place.go_on,
-            waiting=self.service.waiting,
+            waiting=partial(self.service.waiting, place.caller),
             beside=self.service.beside_media,
+            caller=place.caller,
         )
         try:
             job.prompts = self.prompts(job.request, messages, allowance)

@@ -6,12 +6,23 @@ from typing import Any
 import orjson
 
 from saccade.errors import RequestError
-from saccade.server.body_scan import CHUNK, MAX_DEPTH, find_long_strings, is_plain_value
+from saccade.server.body_scan import CHUNK, MAX_DEPTH, Body, find_long_strings, is_plain_value
 
 MAX_URLS = 64
 
 
-def parse_json(body: bytes, max_values: int) -> Any:
+def joined(parts: list[bytes]) -> Body:
+    """The body. Empties the list meanwhile, so that it is not held twice."""
+    if len(parts) == 1:
+        return parts.pop()
+    parts.reverse()
+    body = bytearray()
+    while parts:
+        body += parts.pop()
+    return body
+
+
+def parse_json(body: Body, max_values: int) -> Any:
     """The values of a body. Long strings are left out of what is parsed and put in afterwards: the parser looks at each
     of their bytes several times, while the interpreter waits."""
     try:
@@ -29,11 +40,11 @@ def parse_json(body: bytes, max_values: int) -> Any:
         raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
 
-def _is_small(body: bytes, max_values: int) -> bool:
+def _is_small(body: Body, max_values: int) -> bool:
     return len(body) <= min(CHUNK, max_values) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
 
 
-def _parse_quickly(body: bytes, max_values: int) -> Any | None:
+def _parse_quickly(body: Body, max_values: int) -> Any | None:
     """The values of a body that is small but for a few long data URLs, without a scan of all of it; None for any other
     body. What only looks like a URL, inside another string, is no value whose name could be replaced."""
     found = _find_data_urls(body)
@@ -50,7 +61,7 @@ def _parse_quickly(body: bytes, max_values: int) -> Any | None:
     return None if texts else value
 
 
-def _find_data_urls(body: bytes) -> list[tuple[int, int]]:
+def _find_data_urls(body: Body) -> list[tuple[int, int]]:
     """Where long strings seem to be that begin as a data URL, each soon after the last."""
     found: list[tuple[int, int]] = []
     at = 0
@@ -71,13 +82,13 @@ def _new_names(found: list[tuple[int, int]]) -> list[str]:
     return [f"{nonce}{idx}" for idx in range(len(found))]
 
 
-def _text(body: bytes, begin: int, end: int) -> str:
+def _text(body: Body, begin: int, end: int) -> str:
     if body.find(b"\\", begin, end) >= 0:
         return body[begin:end].replace(b"\\/", b"/").decode("ascii")
     return str(memoryview(body)[begin:end], "ascii")
 
 
-def _without(body: bytes, found: list[tuple[int, int]], names: list[str]) -> bytes:
+def _without(body: Body, found: list[tuple[int, int]], names: list[str]) -> bytes:
     parts, at = [], 0
     for (begin, end), name in zip(found, names, strict=True):
         parts += [body[at:begin], name.encode()]

@@ -84,7 +84,9 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     found = await prepare(service, plan, stages)
     stages.enter("starting the engine")
     launch = replace(plan, model=str(found.folder), engine=replace(plan.engine, revision=""))  # it is that revision
+    warming = asyncio.create_task(asyncio.to_thread(found.processor.tokenizer.warm_up))  # meanwhile
     engine = await _start_engines(launch, found.processor, service.settings, stages)
+    await asyncio.wait({warming})
     stages.enter("")
     await open_service(service, plan, found, engine)
     return engine

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from saccade.errors import RequestError
+from saccade.server.body_scan import Body
 from saccade.server.chat import ChatRoute
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError
@@ -26,7 +27,7 @@ class MessagesRoute(ChatRoute):
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
         return await MessagesReply(self.service, exchange, job).response()
 
-    def read(self, exchange: HttpExchange, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
+    def read(self, exchange: HttpExchange, body: Body) -> tuple[ChatRequest, tuple[str, ...]]:
         settings = self.service.settings
         asked, ignored = read_request(self.asked, body, settings.max_body_values)
         return to_chat(asked, has_reasoning=bool(settings.reasoning_parser)), ignored

@@ -52,7 +52,7 @@ class OpsRoutes:
         return json_reply({"status": "ready"})
 
     async def openapi(self, request: Request) -> Response:
-        return json_reply(await self._service.in_thread(build_document))
+        return json_reply(await self._service.in_thread("", build_document))
 
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names]
@@ -129,7 +129,8 @@ class OpsRoutes:
 
     async def abort(self, request: Request) -> Response:
         exchange = HttpExchange.of(request)
-        body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
+        parts = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
+        body = b"".join(parts)
         asked, _ = read_request(AbortRequest, body, SMALL_BODY_BYTES)
         public_id = asked.rid or asked.request_id
         if not public_id and not asked.abort_all:

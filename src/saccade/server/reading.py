@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from saccade.errors import RequestError
+from saccade.server.body_scan import Body
 from saccade.server.http_errors import HttpError
 from saccade.server.json_body import parse_json
 from saccade.server.protocol import Wire
@@ -30,7 +31,7 @@ def check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = Fal
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 
-def read_request(kind: type[Model], body: bytes, max_values: int = MAX_BODY_VALUES) -> tuple[Model, tuple[str, ...]]:
+def read_request(kind: type[Model], body: Body, max_values: int = MAX_BODY_VALUES) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
     raw = parse_json(body, max_values)
     if not isinstance(raw, dict):

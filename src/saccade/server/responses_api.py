@@ -3,6 +3,7 @@
 from starlette.responses import Response
 
 from saccade.errors import RequestError
+from saccade.server.body_scan import Body
 from saccade.server.chat import ChatRoute
 from saccade.server.exchange import HttpExchange
 from saccade.server.intake import RequestJob
@@ -23,7 +24,7 @@ class ResponsesRoute(ChatRoute):
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
         return await ResponsesReply(self.service, exchange, job).response()
 
-    def read(self, exchange: HttpExchange, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
+    def read(self, exchange: HttpExchange, body: Body) -> tuple[ChatRequest, tuple[str, ...]]:
         asked, ignored = read_request(ResponsesRequest, body, self.service.settings.max_body_values)
         store = self.service.responses
         if asked.store and not store.is_on:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
-from threading import Semaphore
 from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
@@ -19,11 +18,13 @@ from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
+from saccade.jobs.fair_slots import FairSlots
 from saccade.server.admission import Admission
 from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
 from saccade.server.metrics import Metrics
+from saccade.server.read_turns import ReadTurns
 from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
@@ -73,13 +74,14 @@ class Service:
             max_pending_bytes=settings.max_pending_bytes,
             retry_after_s=limits.retry_after_s,
         )
+        self.read_turns = ReadTurns()
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
         self._preparing = WorkQueue(threads, "prepare")
         self._parsing = WorkQueue(PARSE_THREADS, "parse")
         # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
         # for the processes that decode, and as many as above work at a time.
         self._media_threads = WorkQueue(settings.max_pending_requests, "media")
-        self._media_slots = Semaphore(threads)
+        self._media_slots = FairSlots(threads)
         self._beside_media = ThreadPoolExecutor(threads, thread_name_prefix="beside")
         self.media_pool: MediaPool | None = None
         self.responses = ResponseStore(settings.response_store_bytes)
@@ -210,31 +212,34 @@ class Service:
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
 
-    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would block the event loop. A cancelled call leaves the queue."""
-        return await self._preparing.run(lambda: work(*args, **kwargs))
+    async def in_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what would block the event loop. A cancelled call leaves the queue, in which callers take turns."""
+        return await self._preparing.run(lambda: work(*args, **kwargs), caller)
 
-    async def in_parser(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def in_parser(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what reads a body, in threads of its own: bodies do not wait for images."""
-        return await self._parsing.run(lambda: work(*args, **kwargs))
+        return await self._parsing.run(lambda: work(*args, **kwargs), caller)
 
-    async def in_media_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def in_media_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `in_thread`, for requests with images or videos."""
 
         def run() -> T:
-            with self._media_slots:
+            self._media_slots.acquire(caller)
+            try:
                 return work(*args, **kwargs)
+            finally:
+                self._media_slots.release()
 
-        return await self._media_threads.run(run)
+        return await self._media_threads.run(run, caller)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self, caller: str) -> Iterator[None]:
         """Lets another media thread work while this one waits for a process."""
         self._media_slots.release()
         try:
             yield
         finally:
-            self._media_slots.acquire()
+            self._media_slots.acquire(caller)
 
     def beside_media(self, work: Callable[[], T]) -> Future[T]:
         """Runs what a media thread need not do itself while it decodes."""

@@ -27,7 +27,8 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[TokenizeRequest]) -> Response:
         has_strings = bool(job.request.return_token_strs)
-        return json_reply(await self.service.in_thread(self._tokens, job.prompts[0], has_strings=has_strings))
+        prompt, caller = job.prompts[0], job.turn.tenant
+        return json_reply(await self.service.in_thread(caller, self._tokens, prompt, has_strings=has_strings))
 
     def params(self, request: TokenizeRequest) -> SamplingParams:
         if request.tools is not None:
@@ -60,7 +61,8 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[DetokenizeRequest]) -> Response:
         tokenizer = self.service.engine.processor.tokenizer
-        text = await self.service.in_thread(tokenizer.decode, job.request.tokens, skip_special_tokens=False)
+        tokens, caller = job.request.tokens, job.turn.tenant
+        text = await self.service.in_thread(caller, tokenizer.decode, tokens, skip_special_tokens=False)
         return json_reply({"prompt": text})
 
     def params(self, request: DetokenizeRequest) -> SamplingParams:
@@ -88,7 +90,8 @@ class RenderRoute(ChatRoute):
     is_count = True
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
-        return json_reply({"model": job.model, **await self.service.in_thread(self._rendered, job.prompts[0])})
+        rendered = await self.service.in_thread(job.turn.tenant, self._rendered, job.prompts[0])
+        return json_reply({"model": job.model, **rendered})
 
     def _rendered(self, prompt: Prompt) -> dict[str, Any]:
         tokenizer = self.service.engine.processor.tokenizer

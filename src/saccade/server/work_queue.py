@@ -2,25 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from time import monotonic
 from typing import TypeVar
 
 from saccade.errors import contained
+from saccade.jobs.fair_threads import FairThreads
 
 T = TypeVar("T")
 
 
 class WorkQueue:
-    """Used from one event loop. A cancelled call leaves the queue."""
+    """Used from one event loop. A cancelled call leaves the queue, and callers take turns."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._threads = FairThreads(num_threads, name)
         self._serials = count()
         self._waiting: dict[int, float] = {}  # since when, in the order of coming
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], caller: str = "") -> T:
         serial = next(self._serials)
         self._waiting[serial] = monotonic()
 
@@ -30,7 +30,7 @@ class WorkQueue:
                 return work()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, begin)
+            return await asyncio.wrap_future(self._threads.submit(begin, caller))
         finally:
             self._waiting.pop(serial, None)
 
@@ -41,4 +41,4 @@ class WorkQueue:
         return 0.0 if first is None else monotonic() - first
 
     def shutdown(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()

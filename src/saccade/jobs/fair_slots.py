@@ -1,0 +1,28 @@
+"""A semaphore for threads that is fair between callers."""
+
+from threading import Event, Lock
+
+from saccade.jobs.fair_line import FairLine
+
+
+class FairSlots:
+    def __init__(self, num: int) -> None:
+        self._num_free = num
+        self._line: FairLine[Event] = FairLine()
+        self._lock = Lock()
+
+    def acquire(self, caller: str) -> None:
+        with self._lock:
+            if self._num_free:
+                self._num_free -= 1
+                return
+            mine = Event()
+            self._line.put(caller, mine)
+        mine.wait()
+
+    def release(self) -> None:
+        with self._lock:
+            if self._line:
+                self._line.take().set()
+            else:
+                self._num_free += 1

@@ -1,0 +1,59 @@
+"""Whose body is read next. The event loop hears of every connection that has data before it does anything else, so a
+few hundred large bodies at once would keep it from probes for seconds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from saccade.jobs.fair_line import FairLine
+
+AT_A_TIME = 8
+PATIENCE_S = 0.05  # that a turn is kept for a client that sends nothing
+
+
+class ReadTurns:
+    """A turn is for one part of a body. Callers take turns, and one who has none is not read from. A slow client loses
+    its turn, but is heard when it sends."""
+
+    def __init__(self, at_a_time: int = AT_A_TIME) -> None:
+        self._num_free = at_a_time
+        self._line: FairLine[asyncio.Future[None]] = FairLine()
+
+    @asynccontextmanager
+    async def turn(self, caller: str) -> AsyncIterator[None]:
+        await self._take(caller)
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._pass_on()
+
+        timer = asyncio.get_running_loop().call_later(PATIENCE_S, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
+    async def _take(self, caller: str) -> None:
+        if self._num_free:
+            self._num_free -= 1
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._line.put(caller, mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            self._line.leave(caller, mine)
+            if mine.done() and not mine.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._line:
+            if not (first := self._line.take()).done():
+                first.set_result(None)
+                return
+        self._num_free += 1
