@@ -191,7 +191,7 @@ class Engine:
             orders, flight.sampled = self.composer.run(plan, self._live)
             flight.pooled = Pooled.of(plan.chunks, self._live)
             names = [chunk.request_id for chunk in plan.chunks]
-            flight.passes = self.passes.language(orders.passes, names, self._clock())
+            flight.passes = self.passes.add("language", orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
