@@ -160,7 +160,7 @@ class Arena:
         if value.device.type != self.device.type and not value.is_pinned():
             raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
         is_front = value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
-        if value.numel() and self.owns(value) and not is_front:
+        if value.numel() and not is_front and self.owns(value):
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
                 f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"
