@@ -75,8 +75,7 @@ def checkpoint(name: str) -> Iterator[Path]:
 def engine_of(folder: Path, settings: EngineSettings, groups: Groups) -> Engine:
     settings = replace(settings, tensor_parallel_size=groups.language.size)
     executor, resolved = build_executor(folder, settings, LIMITS, device=CPU, groups=groups)
-    engine = new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
-    return engine
+    return new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
 
 
 def image(folder: Path, rng: np.random.Generator, height: int = 0, width: int = 0) -> Media:
