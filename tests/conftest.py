@@ -12,8 +12,8 @@ settings.load_profile("any machine")
 ROOT = Path(__file__).parent
 LONG = (
     *("kernels/test_interpreted.py", "kernels/test_compiled.py", "ray/test_cluster.py"),
-    *("clients/test_clients.py", "execution/test_faulty_ranks.py"),
-    *("layers/test_collectives.py", "engine/test_engine.py", "engine/test_shadow.py", "engine/test_process.py"),
+    *("execution/test_faulty_ranks.py", "layers/test_collectives.py", "engine/test_engine.py", "engine/test_shadow.py"),
+    *("engine/test_process.py", "clients/test_clients.py"),
     *("execution/test_rank_processes.py", "execution/test_rank_engines.py", "execution/test_rank_images.py"),
     *("models/test_parallel.py", "models/test_smollm2.py", "eval/test_bundled.py", "training/test_recipe.py"),
     *("e2e/test_ranks.py", "e2e/test_rank_deaths.py", "e2e/test_lifecycle.py", "e2e/test_hostile.py"),

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 
 import torch
+from torch import Tensor
 
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
@@ -23,6 +24,12 @@ Case = Callable[[Groups], None]
 ROOT = Path(__file__).parent.parent
 TAIL = 6000  # characters of a rank's output that are shown
 GRACE_S = 5.0  # for ranks that lost one to say what they saw
+
+
+def assert_near(found: Tensor, right: Tensor, tolerance: float) -> None:
+    """For cases: the first comparison of torch.testing imports modules for a second, in every rank."""
+    assert found.shape == right.shape, (found.shape, right.shape)
+    assert torch.allclose(found, right, atol=tolerance, rtol=tolerance), (found, right)
 
 
 def run_cases(

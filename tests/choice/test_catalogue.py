@@ -75,11 +75,6 @@ class TestShape:
             else:
                 assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
 
-    def test_limits_are_those_of_the_buffers(self) -> None:
-        shape = make_catalogue().shape
-        assert shape.is_within_limits(sizes_of(20, 12)) and not shape.is_within_limits(sizes_of(20, 13))
-        assert not shape.is_within_limits(sizes_of(*[1] * 9))
-
 
 class TestCatalogue:
     def test_only_what_was_captured_is_chosen(self) -> None:
@@ -100,6 +95,13 @@ class TestCatalogue:
         layout = catalogue.exact.next_pending()
         assert layout is not None and layout.key == catalogue.key(sizes_of(3, 4), structure_of(3, 4))
         assert layout.structure["cu"].tolist() == [0, 3, 7] and layout.dropped == ()
+
+    @pytest.mark.parametrize(("lengths", "fits"), [((20, 12), True), ((20, 13), False), ((1,) * 9, False)])
+    def test_only_what_fits_the_buffers_gets_a_graph_of_its_own(self, lengths: tuple[int, ...], fits: bool) -> None:
+        catalogue = make_catalogue()
+        choose(catalogue, *lengths)
+        assert catalogue.exact.has_pending == fits
+        assert (catalogue.layout(sizes_of(*lengths), structure_of(*lengths)) is not None) == fits
 
     def test_a_layout_keeps_its_boundaries_whatever_becomes_of_the_batch(self) -> None:
         catalogue, structure = make_catalogue(), structure_of(3, 4)

@@ -15,7 +15,7 @@ from saccade.server.openapi import GETS, POSTS, build_document
 from tests.e2e.process import ServerProcess
 
 BOUND_S = 120.0
-EXAMPLES = int(os.environ.get("SACCADE_FUZZ_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("SACCADE_FUZZ_EXAMPLES", "8"))
 SETTINGS = settings(
     max_examples=EXAMPLES,
     deadline=timedelta(seconds=BOUND_S),

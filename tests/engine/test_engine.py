@@ -71,7 +71,8 @@ def test_greedy_tokens_are_those_of_transformers_whatever_is_on(loaded: Load, fa
     for options in MATRIX:
         engine = build(model, made.folder, options)
         assert tokens(engine, prompts) == expected, options
-        assert tokens(engine, prompts) == expected, f"a second time: {options}"
+        if options.has_prefix_cache:
+            assert tokens(engine, prompts) == expected, f"found in the cache: {options}"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 17])

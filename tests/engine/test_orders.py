@@ -285,8 +285,8 @@ class TestLayouts:
         before, num_before = state_of(executor), replays(executor)
         done = executor.execute(wrong)
         assert isinstance(done, Encoded) and done.lap is None
-        assert f"graph [{key}] is of another structure" in str(done.problem)
-        with pytest.raises(GraphError, match="is of another structure"):
+        assert f"graph [{key}] has a different structure" in str(done.problem)
+        with pytest.raises(GraphError, match="has a different structure"):
             executor.encoder.run(wrong.vision)
         after = state_of(executor)
         assert all(torch.equal(before[name], after[name]) for name in before) and replays(executor) == num_before

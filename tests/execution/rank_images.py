@@ -32,7 +32,6 @@ from saccade.layers.parallel import Groups
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import Encode
-from saccade.scheduling.warm_up import warm_up
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.rig import executor_of, run
@@ -76,9 +75,7 @@ def checkpoint(name: str) -> Iterator[Path]:
 def engine_of(folder: Path, settings: EngineSettings, groups: Groups) -> Engine:
     settings = replace(settings, tensor_parallel_size=groups.language.size)
     executor, resolved = build_executor(folder, settings, LIMITS, device=CPU, groups=groups)
-    engine = new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
-    warm_up(engine)
-    return engine
+    return new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
 
 
 def image(folder: Path, rng: np.random.Generator, height: int = 0, width: int = 0) -> Media:

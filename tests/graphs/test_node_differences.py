@@ -42,7 +42,7 @@ def found(one: Node, other: Node, memory: MemoryMap) -> list[str]:
 def test_a_number_that_differs_is_named_by_node_and_argument(memory: MemoryMap) -> None:
     one, other = (kernel(word(5), struct.pack("<i", number)) for number in (7, 9))
     assert found(one, other, memory) == [
-        "frozen: node 0 (kernel) has argument 1 = 0x7, and 0x9 in a capture with other inputs"
+        "frozen: node 0 (kernel) has argument 1 = 0x7, and 0x9 in a capture with different inputs"
     ]
     assert found(one, one, memory) == []
 
@@ -50,7 +50,7 @@ def test_a_number_that_differs_is_named_by_node_and_argument(memory: MemoryMap) 
 def test_addresses_are_named(arena: Arena, memory: MemoryMap) -> None:
     x, y = (arena.views(CAPACITY)[name].data_ptr() for name in ("x", "y"))
     assert found(kernel(word(x)), kernel(word(y + 32)), memory) == [
-        "frozen: node 0 (kernel) has argument 0 = x, and y+32 in a capture with other inputs"
+        "frozen: node 0 (kernel) has argument 0 = x, and y+32 in a capture with different inputs"
     ]
     (text,) = found(kernel(word(WEIGHT[2].data_ptr())), kernel(word(WEIGHT[3].data_ptr())), memory)
     assert "weight+64, and weight+96" in text
@@ -59,10 +59,10 @@ def test_addresses_are_named(arena: Arena, memory: MemoryMap) -> None:
 def test_another_grid_and_another_kernel_differ(memory: MemoryMap) -> None:
     assert "has grid = (1, 1, 1), and (2, 1, 1)" in found(kernel(grid=1), kernel(grid=2), memory)[0]
     assert found(kernel(), kernel(name="other"), memory) == [
-        "frozen: node 0 is kernel, and other in a capture with other inputs"
+        "frozen: node 0 is kernel, and other in a capture with different inputs"
     ]
     more = list(differences([kernel()], [kernel(), kernel()], memory))
-    assert [str(one) for one in more] == ["frozen: node 1 is nothing, and kernel in a capture with other inputs"]
+    assert [str(one) for one in more] == ["frozen: node 1 is nothing, and kernel in a capture with different inputs"]
 
 
 def test_an_empty_functor_and_padding_of_casts_are_not_set_by_anybody(memory: MemoryMap) -> None:

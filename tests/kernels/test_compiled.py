@@ -118,16 +118,14 @@ def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layou
     from saccade.kernels import scaled
 
     cpu = torch.device("cpu")
-    for width, inner, kinds in (
-        (256, 4096, ("silu",)),
-        (384, 12288, ("silu",)),
-        (256, 1152, ("silu", "gelu_tanh", "gelu")),
-    ):
+    vision_kinds = ("silu", "gelu_tanh", "gelu") if layout is Layout.ROWS else ("gelu_tanh",)
+    for width, inner, kinds in ((256, 4096, ()), (384, 12288, ("silu",)), (256, 1152, vision_kinds)):
         weight = new_weight(width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
         experts = new_weight(6, width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
         x = scaled.scale_inputs(bf16(6, inner), weight)
-        scaled.scaled_rms_norm(bf16(6, inner), bf16(6, inner), bf16(inner), 1e-6, weight)
-        scaled.scaled_layer_norm(bf16(6, inner), None, bf16(inner), bf16(inner), 1e-6, weight)
+        if inner < 12288:  # no model has norms as wide as what is between two products
+            scaled.scaled_rms_norm(bf16(6, inner), bf16(6, inner), bf16(inner), 1e-6, weight)
+            scaled.scaled_layer_norm(bf16(6, inner), None, bf16(inner), bf16(inner), 1e-6, weight)
         for kind in kinds:
             scaled.scaled_gated_activation(bf16(6, 2 * inner), kind, weight)
             scaled.scaled_activation(bf16(6, inner), kind, weight)
@@ -136,7 +134,8 @@ def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layou
             scaled.scaled_linear(x, weight, bf16(width))
         scaled.row_linear(bf16(1, inner), weight, bf16(width))
         scaled.row_gated_linear(bf16(1, inner), weight)
-    assert compilers["scaled_rows_kernel"].launches == 3 + 3 + 7
+    assert compilers["scaled_norm_kernel"].launches == 4
+    assert compilers["scaled_rows_kernel"].launches == 3 + 2 * (1 + len(vision_kinds))
     assert compilers["grouped_kernel"].launches == 3
     assert compilers["narrow_kernel"].launches == (3 if layout is Layout.ROWS else 0)
 
@@ -159,9 +158,9 @@ def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:
         q, k = bf16(3, heads, width), bf16(3, groups, width)
         cos = torch.empty(3, turned)
         cache = bf16(7, 16, groups, width)
-        for weight in (None, bf16(width)):
+        for weight in (None, bf16(width)) if width == 128 else (bf16(width),):
             fused.qk_norm_rotary_store(q, k, k, weight, weight, 1e-6, cos, cos, slots, cache, cache)
-    assert compilers["rotary_kernel"].launches == 8
+    assert compilers["rotary_kernel"].launches == 5
 
 
 def test_packed_attention(compilers: dict[str, Compiler]) -> None:

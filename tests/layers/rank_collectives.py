@@ -14,6 +14,7 @@ from saccade.graphs.recorded import RecordedLane
 from saccade.layers.layer import EXCHANGE_MEMORY, Layer, new_exchange
 from saccade.layers.parallel import Groups, ParallelGroup
 from tests.graphs import toy
+from tests.ranks import assert_near
 
 ROOM = 64 * 2**10
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,8 +32,7 @@ def total(size: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) 
 
 
 def close(found: Tensor, right: Tensor) -> None:
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}[found.dtype]
-    torch.testing.assert_close(found.float(), right, atol=tolerance, rtol=tolerance)
+    assert_near(found.float(), right, {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}[found.dtype])
 
 
 def reserve(groups: Groups) -> None:
@@ -202,7 +202,7 @@ def moved(groups: Groups) -> None:
         runner.run(values, lambda outputs: outputs["y"].clone())
     del held
     again = new_runner(phase).run(values, lambda outputs: outputs["y"].clone())
-    torch.testing.assert_close(again, before)
+    close(again, before)
 
 
 CASES = {

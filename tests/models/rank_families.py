@@ -22,6 +22,7 @@ from saccade.models.weights import load_model
 from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
+from tests.ranks import assert_near
 
 _TEXT = {
     "vocab_size": 121,
@@ -91,7 +92,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": _qwen3_vl("Qwen3VLMoeForConditionalGeneration", **_EXPERTS),
 }
 SEEING = ("gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+close = partial(assert_near, tolerance=1e-4)
 NUM_ROWS, NUM_PATCHES = 40, 128
 
 

@@ -41,9 +41,9 @@ def vision(rows: int) -> Pass:
 
 def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
     rig = Rig()
-    first = rig.log.language([decode(3, 4)], ["a", "b", "c"], rig.now)
+    first = rig.log.add("language", [decode(3, 4)], ["a", "b", "c"], rig.now)
     rig.now = 10.1  # launched while the first runs
-    second = rig.log.language([decode(4, 4)], ["a"], rig.now)
+    second = rig.log.add("language", [decode(4, 4)], ["a"], rig.now)
     assert rig.times() == []
     rig.now = 11.0
     rig.log.end(first)
@@ -59,8 +59,8 @@ def test_images_run_beside_and_are_told_in_order() -> None:
     rig = Rig()
     laps = [Lap(), Lap()]
     for lap in laps:
-        rig.log.vision(vision(9), ["a"], rig.now, lap)
-    step = rig.log.language([decode(1, 1)], ["b"], rig.now)
+        rig.log.add("vision", [vision(9)], ["a"], rig.now, lap)
+    step = rig.log.add("language", [decode(1, 1)], ["b"], rig.now)
     rig.now = 12.0
     rig.log.end(step)
     assert rig.times() == [], "those behind one that runs come later"
@@ -74,7 +74,7 @@ def test_only_who_asked_is_counted() -> None:
     rig = Rig()
     rig.log.count_for("a")
     for requests in (["a", "b"], ["b"], ["a"]):
-        rig.log.end(rig.log.language([decode(len(requests), 2)], requests, rig.now))
+        rig.log.end(rig.log.add("language", [decode(len(requests), 2)], requests, rig.now))
     [count] = rig.log.taken("a") or ()
     assert (count.passes, count.rows, count.padded) == (2, 3, 1)
     assert rig.log.taken("a") is None and rig.log.taken("b") is None
@@ -85,6 +85,6 @@ def test_a_padded_pass_without_a_graph_has_padding(bucket: int | None) -> None:
     rig = Rig()
     room = None if bucket is None else Capacity.of(tokens=bucket, requests=bucket)
     decision = Decision(Tier.EAGER, Reason.GRAPHS_OFF, padded_to=room)
-    rig.log.end(rig.log.language([Pass("decode", decision, {"ids": np.zeros(5)})], ["a"], rig.now))
+    rig.log.end(rig.log.add("language", [Pass("decode", decision, {"ids": np.zeros(5)})], ["a"], rig.now))
     [shape] = rig.log.records(0)[0].passes
     assert (shape.rows, shape.padded) == (5, 0 if bucket is None else 11)

@@ -30,7 +30,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # free and kept, least recently used first
-        self._kept: set[int] = set()
+        self.kept: set[int] = set()  # their content outlives their last reference
 
     @property
     def num_free(self) -> int:
@@ -39,10 +39,6 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - 1 - self.num_free
-
-    @property
-    def kept(self) -> frozenset[int]:
-        return frozenset(self._kept)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -53,7 +49,10 @@ class BlockPool:
     def allocate(self, count: int) -> tuple[int, ...]:
         """Blocks for one new owner; the caller must have checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        return tuple(self._take() for _ in range(count))
+        taken = tuple(self._blank.pop() if self._blank else self._evict() for _ in range(count))
+        for block in taken:
+            self._refs[block] = 1
+        return taken
 
     def share(self, blocks: Iterable[int]) -> None:
         """Adds a reference to each; free blocks among them must be kept ones."""
@@ -68,13 +67,17 @@ class BlockPool:
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} is released more often than referenced"
             self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._free(block)
+            if self._refs[block]:
+                continue
+            if block in self.kept:
+                self._idle[block] = None
+            else:
+                self._blank.append(block)
 
     def keep(self, block: int) -> None:
         """Let the content of a referenced block outlive its last reference, until it is evicted."""
         assert self._refs[block] > 0, f"block {block} is not referenced"
-        self._kept.add(block)
+        self.kept.add(block)
 
     def forget(self) -> None:
         """Evict all free kept blocks; `on_evict` is told of each."""
@@ -91,26 +94,15 @@ class BlockPool:
         assert used | blank | idle == set(range(1, self.num_blocks)), "a block is lost, or padding was handed out"
         assert len(used) == self.num_used, f"{len(used)} blocks used, {self.num_used} counted"
         assert min(self._refs) >= 0, "a negative count"
-        assert idle <= self._kept, f"blocks {idle - self._kept} wait for reuse with nothing kept"
-        assert not (blank & self._kept), f"blocks {blank & self._kept} are kept but first in line"
+        assert idle <= self.kept, f"blocks {idle - self.kept} wait for reuse with nothing kept"
+        assert not (blank & self.kept), f"blocks {blank & self.kept} are kept but first in line"
         if owned is not None:
             counts = {block: self._refs[block] for block in used}
             assert counts == dict(owned), f"counted references {counts}, owned {dict(owned)}"
 
-    def _take(self) -> int:
-        block = self._blank.pop() if self._blank else self._evict()
-        self._refs[block] = 1
-        return block
-
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        self._kept.remove(block)
+        self.kept.remove(block)
         if self.on_evict is not None:
             self.on_evict(block)
         return block
-
-    def _free(self, block: int) -> None:
-        if block in self._kept:
-            self._idle[block] = None
-        else:
-            self._blank.append(block)

@@ -40,7 +40,7 @@ class Catalogue:
             return decision
         if decision.tier is Tier.EXACT:
             self.exact.use(exact_key)
-        elif exact_key not in self.exact.graphs and self._is_worth_exact(sizes) and self.shape.is_within_limits(sizes):
+        elif exact_key not in self.exact.graphs and self._is_worth_exact(sizes):
             self.exact.see(exact_key, sizes, structure)
         return decision
 
@@ -92,7 +92,9 @@ class Catalogue:
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
     def _is_worth_exact(self, sizes: Capacity) -> bool:
-        """Whether a batch would run in an exact graph if it had one."""
+        """Whether a batch fits the buffers, and would run in an exact graph if it had one."""
+        if any(sizes[name] > limit for name, limit in self.shape.limits.sizes):
+            return False
         if self.costs is None:
             return True
         rows = sizes[self.shape.rows]

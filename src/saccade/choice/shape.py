@@ -63,6 +63,3 @@ class PhaseShape:
 
     def problem_with_all(self, sizes: Capacity) -> str:
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""
-
-    def is_within_limits(self, sizes: Capacity) -> bool:
-        return all(sizes[name] <= limit for name, limit in self.limits.sizes)

@@ -31,7 +31,7 @@ COMMANDS = {
     "list": ("models that are here: the bundled one and those of the hub's cache", "models"),
     "pull": ("fetch a model from the hub", "models"),
     "verify": ("every graph against an eager run, in sequences that break stale ones", "graph_checks"),
-    "audit": ("what graphs froze: captures with other inputs, compared node by node", "graph_checks"),
+    "audit": ("what graphs froze: captures with different inputs, compared node by node", "graph_checks"),
     "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
     "eval": ("questions with known answers: accuracy, and what was taken for what", "evaluate"),
     "bench serve": ("load a server: time to first token, throughput, goodput", "bench"),

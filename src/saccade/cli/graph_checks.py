@@ -34,14 +34,14 @@ class VerifySettings:
 
 ABOUT = {
     "verify": (
-        "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with other "
+        "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with different "
         "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image "
         "shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
     ),
     "audit": (
-        "Capture every graph of a model again with other inputs and compare the captures node by node: kernels, grids, "
-        "arguments, copies, fills. What differs is a host value that was frozen; the finding names node and argument. "
-        "It needs no reference output, and finds what no replay shows."
+        "Capture every graph of a model again with different inputs and compare the captures node by node: kernels, "
+        "grids, arguments, copies, fills. What differs is a host value that was frozen; the finding names node and "
+        "argument. It needs no reference output, and finds what no replay shows."
     ),
 }
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -104,8 +103,7 @@ class Arena:
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")
-        shape = buffer.sized({buffer.dimension[0]: count})
-        return self._storages[name][: prod(shape)].view(shape)
+        return self._storages[name].view(-1, *map(int, buffer.shape[1:])).narrow(0, 0, count)
 
     def admit(self, values: Mapping[str, Any]) -> Batch:
         """Check a batch on the host before anything is launched."""
@@ -162,7 +160,7 @@ class Arena:
         if value.device.type != self.device.type and not value.is_pinned():
             raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
         is_front = value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
-        if value.numel() and self.owns(value) and not is_front:
+        if value.numel() and not is_front and self.owns(value):
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
                 f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"

@@ -116,7 +116,7 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
     except UnreadableError:
         raise
     except GraphError as error:
-        return AuditRow(str(graph.key), 0, (*findings, f"frozen: a capture with other inputs fails: {error}"))
+        return AuditRow(str(graph.key), 0, (*findings, f"frozen: a capture with different inputs fails: {error}"))
     return AuditRow(str(graph.key), len(base), tuple(findings))
 
 

@@ -32,7 +32,7 @@ class NodeDifference:
     def __str__(self) -> str:
         where = f"node {self.node} ({self.name}) has {self.what} = " if self.what else f"node {self.node} is "
         perhaps = PERHAPS if self.position is not None and self.name.startswith(TORCH_KERNEL) else ""
-        return f"{perhaps}frozen: {where}{_cut(self.was)}, and {_cut(self.now)} in a capture with other inputs"
+        return f"{perhaps}frozen: {where}{_cut(self.was)}, and {_cut(self.now)} in a capture with different inputs"
 
 
 def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[NodeDifference]:

@@ -205,7 +205,9 @@ class GraphRunner:
             raise GraphError(f"no graph is captured for [{key}]")
         arena = self.phase.arena
         if key.digest and key != self.key_of(batch):
-            raise GraphError(f"graph [{key}] is of another structure than the batch, whose own is {self.key_of(batch)}")
+            raise GraphError(
+                f"graph [{key}] has a different structure from the batch, whose key is {self.key_of(batch)}"
+            )
         arena.fill(batch, key.capacity)
         if poison:
             arena.poison(key.capacity, batch.sizes)

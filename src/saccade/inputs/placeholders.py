@@ -21,7 +21,6 @@ from saccade.inputs.positions import (
     Ints,
     bidirectional_limits,
     mrope_positions,
-    output_shift,
     rope_delta,
     text_positions,
 )
@@ -72,7 +71,10 @@ class Prompt:
 
     @property
     def output_shift(self) -> int:
-        return output_shift(self.positions_3T)
+        """How much further on a generated token is than text in its place would be, because `rope_delta` counts a
+        video's time steps and text does not. A later prompt with the same tokens has them elsewhere."""
+        positions = self.positions_3T
+        return int(positions.max()) - int(positions[1:].max()) if positions.size else 0
 
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:

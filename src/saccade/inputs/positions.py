@@ -54,12 +54,6 @@ def rope_delta(positions_3T: Ints) -> int:
     return int(positions_3T.max()) + 1 - num_tokens if num_tokens else 0
 
 
-def output_shift(positions_3T: Ints) -> int:
-    """How much further on a generated token is than text in its place would be, because `rope_delta` counts a video's
-    time steps and text does not. A later prompt with the same tokens has them elsewhere."""
-    return int(positions_3T.max()) - int(positions_3T[1:].max()) if positions_3T.size else 0
-
-
 def bidirectional_limits(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
     """For each row the key index it may see up to: the end of its own image, 0 for text (causal only)."""
     limits = np.zeros(num_tokens, dtype=np.int32)

@@ -4,7 +4,7 @@ Each is one torch operation that names its process group, so a recording has one
 current contents. Every rank gets all tensors and adds them in rank order, so all have the same bits.
 
 On a size mismatch gloo aborts the process that receives too much and leaves mixed data in the other, so ranks exchange
-sizes first.
+sizes first: in a message of one length, which has room for a small tensor as well.
 """
 
 from typing import Any
@@ -15,6 +15,9 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from saccade.errors import GraphError
 from saccade.kernels.collectives import Collectives, check_room
+
+SIZE_BYTES = 8
+SMALL_BYTES = 8192
 
 _LIBRARY = torch.library.Library("saccade", "FRAGMENT")
 _LIBRARY.define("all_reduce(Tensor x, Tensor(a!) memory, str group) -> Tensor")
@@ -56,18 +59,22 @@ def _all_gather(x: Tensor, memory: Tensor, group: str, dim: int) -> Tensor:
 def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
     """Every rank's tensor, stacked (ranks, ...) in the reserved memory."""
     found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
-    everyone = memory[: found.size() * x.nbytes]
-    _check_sizes(found, x.nbytes)
-    if x.numel():
-        found._allgather_base(everyone, x.contiguous().view(-1).view(torch.uint8)).wait()
-    return everyone.view(x.dtype).view(found.size(), *x.shape)
-
-
-def _check_sizes(group: ProcessGroup, nbytes: int) -> None:
-    told = torch.empty(group.size(), dtype=torch.int64)
-    group._allgather_base(told, torch.tensor([nbytes])).wait()
-    if (told != nbytes).any():
-        raise GraphError(f"ranks bring {', '.join(map(str, told.tolist()))} bytes to one exchange: their passes differ")
+    size, nbytes = found.size(), x.nbytes
+    data, everyone = x.contiguous().view(-1).view(torch.uint8), memory[: size * nbytes]
+    message = torch.empty(SIZE_BYTES + SMALL_BYTES, dtype=torch.uint8)
+    message[:SIZE_BYTES].view(torch.int64).fill_(nbytes)
+    if nbytes <= SMALL_BYTES:
+        message[SIZE_BYTES : SIZE_BYTES + nbytes] = data
+    messages = torch.empty(size, len(message), dtype=torch.uint8)
+    found._allgather_base(messages.view(-1), message).wait()
+    told = messages[:, :SIZE_BYTES].view(torch.int64).view(-1).tolist()
+    if told != [nbytes] * size:
+        raise GraphError(f"ranks bring {', '.join(map(str, told))} bytes to one exchange: their passes differ")
+    if nbytes <= SMALL_BYTES:
+        everyone.view(size, nbytes).copy_(messages[:, SIZE_BYTES : SIZE_BYTES + nbytes])
+    else:
+        found._allgather_base(everyone, data).wait()
+    return everyone.view(x.dtype).view(size, *x.shape)
 
 
 _LIBRARY.impl("all_reduce", _all_reduce, "CPU")

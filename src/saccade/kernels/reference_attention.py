@@ -98,16 +98,19 @@ def paged_attention(  # noqa: PLR0913
         rows, num_keys = slice(start, min(end, start + max_query)), min(length, most_keys)
         if rows.start >= rows.stop or num_keys == 0:
             continue
+        blocks = block_tables_RM[request, : -(-num_keys // block_size)].clamp(0, num_blocks - 1)
+        k_KGD, v_KGD = (
+            cache.index_select(0, blocks).flatten(0, 1)[:num_keys] for cache in (k_cache_NBGD, v_cache_NBGD)
+        )
+        if end - start == 1 and window is None:  # the newest row sees all keys
+            out_THD[rows] = _attend(q_THD[rows], k_KGD, v_KGD, None, scale)
+            continue
         positions_L = torch.arange(rows.stop - start, device=q_THD.device) + (length - (end - start))
         end_L = positions_L + 1 if limits_T is None else torch.maximum(positions_L + 1, limits_T[rows])
         keys_K = torch.arange(num_keys, device=q_THD.device)
         visible_LK = keys_K < end_L[:, None]
         if window is not None:
             visible_LK &= keys_K > (positions_L - window)[:, None]
-        blocks = block_tables_RM[request, : -(-num_keys // block_size)].clamp(0, num_blocks - 1)
-        k_KGD, v_KGD = (
-            cache.index_select(0, blocks).flatten(0, 1)[:num_keys] for cache in (k_cache_NBGD, v_cache_NBGD)
-        )
         found_LHD = _attend(q_THD[rows], k_KGD, v_KGD, visible_LK, scale)
         out_THD[rows] = found_LHD.masked_fill(~visible_LK.any(-1)[:, None, None], 0.0)
     return out_THD

@@ -20,9 +20,19 @@ from saccade.scheduling import arrays
 from saccade.scheduling.arrays import AnyInts, CacheLayout, LiveRequest
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
-from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, SampleTokens, ScorePrompt, ScoreToken
+from saccade.scheduling.orders import (
+    Arrays,
+    Encode,
+    Pass,
+    PatchSource,
+    PickLogits,
+    PoolRows,
+    Run,
+    SampleTokens,
+    ScorePrompt,
+    ScoreToken,
+)
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
-from saccade.scheduling.pooling import pick_logits, pool_rows
 from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
 # Widths and heights of common images, and how many come at once.
@@ -77,14 +87,16 @@ class Composer:
                 "sequences": np.asarray(sequences, dtype=np.int32),
             }
             passes.append(self._pass("head", head, tokens=len(sequences)))
+        wanted = [live[chunk.request_id].request.params.pooled_token_ids for chunk in picked]
+        picks = [PickLogits(row, tuple(ids)) for row, ids in enumerate(wanted, start=len(sampled))]
         run = Run(
             plan.step,
             tuple(passes),
             len(sampled),
             bool(plan.encode),
             _prompt_scores(chunks, live),
-            pool_rows(chunks),
-            pick_logits(picked, live, first_row=len(sampled)),
+            _pool_rows(chunks),
+            tuple(picks),
         )
         return run, sampled
 
@@ -231,3 +243,14 @@ def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> 
             found.append(ScorePrompt(row + first - chunk.start, np.asarray(next_ids, dtype=np.int64), num_top))
         row += chunk.count
     return tuple(found)
+
+
+def _pool_rows(chunks: Sequence[Chunk]) -> PoolRows | None:
+    """The packed rows of a step that are summed. Those of a chunk follow the chunk before; padding is behind all."""
+    parts, lengths, end = [], [], 0
+    for chunk in chunks:
+        end += chunk.count
+        if chunk.num_summed:
+            parts.append(np.arange(end - chunk.num_summed, end, dtype=np.int64))
+            lengths.append(chunk.num_summed)
+    return PoolRows(np.concatenate(parts), tuple(lengths)) if parts else None

@@ -16,14 +16,13 @@ from saccade.scheduling import executing
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, StepResult
-from saccade.scheduling.flight import Flight
+from saccade.scheduling.flight import Flight, Pooled, finished_vector
 from saccade.scheduling.idle_work import IdleWork
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.media_encoder import MediaEncoder
 from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.pass_log import PassLog
-from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
@@ -202,7 +201,7 @@ class Engine:
             orders, flight.sampled = self.composer.run(plan, self._live)
             flight.pooled = Pooled.of(plan.chunks, self._live)
             names = [chunk.request_id for chunk in plan.chunks]
-            flight.passes = self.passes.language(orders.passes, names, self._clock())
+            flight.passes = self.passes.add("language", orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:

@@ -1,14 +1,46 @@
-"""A step between its launch and its results."""
+"""A step between its launch and its results: tokens, errors, and the vectors that some requests ask for instead."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.scheduling.arrays import LiveRequest
 from saccade.scheduling.executing import StepResult, Ticket
 from saccade.scheduling.matcher import Matcher
 from saccade.scheduling.pass_log import PassEntry
-from saccade.scheduling.pooling import Pooled
 from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
-from saccade.wire.update import NO_NUMBERS
+from saccade.wire.update import NO_HIDDEN_NUMBERS, NO_NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The requests that a step computes vectors for, in the order of its results."""
+
+    summed: tuple[LiveRequest, ...] = ()
+    picked: tuple[LiveRequest, ...] = ()
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> "Pooled":
+        return cls(
+            tuple(live[chunk.request_id] for chunk in chunks if chunk.num_summed),
+            tuple(live[chunk.request_id] for chunk in chunks if chunk.picks_logits),
+        )
+
+    def add(self, result: StepResult) -> dict[str, RowError]:
+        """Adds a step's vectors to those of its requests. Returns errors where numbers are broken. A request that was
+        preempted meanwhile begins again without a vector."""
+        errors = {}
+        for owners, vectors, problem in (
+            (self.summed, result.sums, NO_HIDDEN_NUMBERS),
+            (self.picked, result.picked, NO_NUMBERS),
+        ):
+            for owner, vector in zip(owners, vectors, strict=True):
+                owner.pooled = vector if owner.pooled is None else owner.pooled + vector
+                if not np.isfinite(vector).all():
+                    errors[owner.request.id] = RowError(problem)
+        return errors
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,3 +77,10 @@ class Flight:
             **{name: RowError(message) for name, message in errors.items()},
             **self.pooled.add(result),
         }
+
+
+def finished_vector(owner: LiveRequest) -> NDArray[np.float32] | None:
+    """What a request that ended well asked for; None if that was no vector."""
+    if owner.pooled is None or owner.request.params.pooling != "mean":
+        return owner.pooled
+    return owner.pooled / np.float32(len(owner.request.prompt_ids))

@@ -34,7 +34,7 @@ class MediaEncoder:
                 encoded = self._executor.execute(orders)
             if encoded.lap is not None:  # requests that share a pass share its time
                 names = {plan.encode[part.item].request_id for part in parts}
-                self._passes.vision(orders.vision, names, start, encoded.lap)
+                self._passes.add("vision", [orders.vision], names, start, encoded.lap)
                 for request_id in names:
                     live[request_id].laps.append(encoded.lap)
             if encoded.problem is not None and len(parts) > 1:

@@ -69,11 +69,15 @@ class PassLog:
             return None
         return tuple(PassCount(phase, str(key or ""), why, *sums) for (phase, key, why), sums in counts.items())
 
-    def vision(self, one: Pass, requests: Collection[str], start: float, lap: Lap | None) -> None:
-        self._add("vision", [one], requests, start).lap = lap
-
-    def language(self, passes: Sequence[Pass], requests: Collection[str], start: float) -> PassEntry:
-        return self._add("language", passes, requests, start)
+    def add(
+        self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float, lap: Lap | None = None
+    ) -> PassEntry:
+        """Passes that were launched together. With a lap, that knows how long they take; else `end` is called."""
+        self._number += 1
+        entry = PassEntry(self._number, stream, start, len(requests), [], lap=lap)
+        self._note(entry, passes, requests)
+        self._entries.append(entry)
+        return entry
 
     def follow(self, entry: PassEntry, one: Pass, requests: Iterable[str]) -> None:
         """A pass that runs right behind the others of an entry."""
@@ -101,13 +105,6 @@ class PassLog:
                 found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))
         return found
 
-    def _add(self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float) -> PassEntry:
-        self._number += 1
-        entry = PassEntry(self._number, stream, start, len(requests), [])
-        self._note(entry, passes, requests)
-        self._entries.append(entry)
-        return entry
-
     def _note(self, entry: PassEntry, passes: Iterable[Pass], requests: Iterable[str]) -> None:
         shapes = [self._shape(one) for one in passes]
         entry.shapes += shapes
@@ -123,7 +120,8 @@ class PassLog:
     def _shape(self, one: Pass) -> _Shape:
         rows = one.values[_ROWS[one.phase]].shape[-1]
         capacity = one.decision.key.capacity if one.decision.key else one.decision.padded_to
-        return _Shape(one.phase, one.decision, rows, capacity[self._rows[one.phase]] - rows if capacity else 0)
+        num_padded = 0 if capacity is None else capacity[self._rows[one.phase]] - rows
+        return _Shape(one.phase, one.decision, rows, num_padded)
 
 
 def _told(shape: _Shape) -> PassShape:

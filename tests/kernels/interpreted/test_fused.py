@@ -89,8 +89,7 @@ def test_rotary_with_and_without_norm(heads: int, groups: int, width: int, colum
             assert_same(mine, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("groups", [2, 9])
+@pytest.mark.parametrize(("groups", "dtype"), [(2, torch.float32), (9, torch.float16)])
 def test_store_writes_the_named_slots_and_nothing_else(groups: int, dtype: torch.dtype) -> None:
     q, k, v = qkv_slices(6, 2 * groups, groups, 72, seed=13, dtype=dtype)
     cos, sin = rotary_tables(6, 72, seed=14)
@@ -122,7 +121,7 @@ def test_store_into_a_strided_cache() -> None:
     assert ours[1, 1, 0, 1, 5] == ours[2, 1, 3, 0, 7] == 0, "values that are not finite are stored as 0"
 
 
-@pytest.mark.parametrize(("width", "inner"), [(5, 72), (64, 4096), (33, 6144), (2, 8)])
+@pytest.mark.parametrize(("width", "inner"), [(5, 72), (10, 4096), (9, 6144), (2, 8)])
 def test_products_with_one_row(width: int, inner: int) -> None:
     x, bias = randn(1, inner, seed=1, dtype=torch.float16), randn(width, seed=2, dtype=torch.float16)
     weight = (randn(2 * width, inner, seed=3) * inner**-0.5).half()
