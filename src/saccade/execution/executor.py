@@ -181,8 +181,10 @@ class DeviceExecutor:
     def _calibrate(self, orders: Calibrate) -> None:
         if orders.times_vision and self.encoder is not None:
             self.encoder.calibrate(orders.num_rounds)
-        if orders.times_prefill:
-            self.prefill.time_replays(orders.num_rounds)
+        if orders.times_steps:
+            self.prefill.time_replays()
+            if self.encoder is not None:
+                self.encoder.time_replays()
 
     @contextmanager
     def in_order(self, runner: GraphRunner) -> Iterator[None]:

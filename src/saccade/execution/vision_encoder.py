@@ -124,6 +124,12 @@ class Encoder:
             with self.side_stream.work():
                 self.graphs.calibrate(num_rounds)
 
+    def time_replays(self) -> None:
+        """Time replays, unless they were compared with eager runs."""
+        if self.graphs.catalogue.seconds is None:
+            with self.side_stream.work():
+                self.graphs.time_replays()
+
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
         """Capture a graph for one layout. Takes tens of milliseconds, so only call it when idle. Runs on the vision

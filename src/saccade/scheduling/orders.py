@@ -172,11 +172,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Time eager runs and replays of vision passes, and replays of prefill; `num_rounds` 0: as many as needed."""
+    """Compare the times of eager runs and replays of vision passes, in so many rounds (0: as many as needed), and time
+    replays of the passes that steps consist of."""
 
     num_rounds: int = 0
     times_vision: bool = True
-    times_prefill: bool = False
+    times_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
