@@ -1,8 +1,8 @@
 """What an engine serves without a front end: requests of one image and some text, so many at a time.
 
 `python -m tests.gpu.profile_engine FOLDER [COUNT] [CONCURRENCY] [WIDTHxHEIGHT]` prints requests a second and times
-between tokens with images encoded beside language steps and in order with them, and where the device's time goes
-(`--profile`). `--outputs 128`: tokens of an answer, otherwise one; `--max-step-ms inf`: as of `saccade serve`.
+between tokens, twice, and where the device's time goes (`--profile`). `--outputs 128`: tokens of an answer, otherwise
+one; `--max-step-ms inf`: as of `saccade serve`.
 """
 
 from argparse import ArgumentParser
@@ -18,7 +18,6 @@ from PIL import Image
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.execution.side_stream import SideStream
 from saccade.inputs.placeholders import Prompt
 
 
@@ -55,13 +54,10 @@ def main() -> None:
     load_format = "dummy" if torch.cuda.is_available() else "auto"
     limits = {"max_step_ms": flags.max_step_ms, "enable_prefix_caching": False}
     with LLM(flags.folder, load_format=load_format, **limits) as llm:
-        encoder = llm.executor.encoder
-        assert encoder is not None, "the model has no vision tower"
-        beside, console, seeds = encoder.side_stream, Console(width=150), count_up()
-        for name in ("beside", "in order", "beside"):
-            encoder.side_stream = beside if name == "beside" else SideStream(torch.device("cpu"))
+        console, seeds = Console(width=150), count_up()
+        for _ in range(2):
             prompts = [prompt(llm, width, height, next(seeds)) for _ in range(flags.count)]
-            console.print(f"{name}: {serve(llm, prompts, flags.concurrency, params)}")
+            console.print(f"{serve(llm, prompts, flags.concurrency, params)}")
         if flags.profile:
             prompts = [prompt(llm, width, height, next(seeds)) for _ in range(2 * flags.concurrency)]
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

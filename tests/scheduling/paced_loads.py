@@ -1,15 +1,13 @@
 """Loads of docs/log.md in virtual time: the real scheduler and pace on a device that takes an H200's times.
 
 `python -m tests.scheduling.paced_loads` prints requests/s, time to the first token and between tokens, without a limit
-on steps, with fixed ones, and with the one that is found for each step. `--beside 0.5`: images are encoded beside
-language steps, which go on at that share of their speed; by default one after the other.
+on steps, with fixed ones, and with the one that is found for each step.
 """
 
-from argparse import ArgumentParser
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import inf
@@ -79,6 +77,10 @@ class Figures:
         return f"{self.requests_per_s:5.1f} requests/s, TTFT {self.ttft_ms:6.1f} ms, {between}"
 
 
+def step_ms(plan: StepPlan) -> float:
+    return language_ms(plan) + (vision_ms([item.num_rows for item in plan.encode]) if plan.encode else 0.0)
+
+
 def language_ms(plan: StepPlan) -> float:
     rows, chunks = sum(chunk.count for chunk in plan.chunks), plan.chunks
     keys = sum(chunk.end for chunk in chunks if chunk.count == 1)
@@ -110,52 +112,11 @@ def _padded(rows: int, buckets: Sequence[int]) -> int:
     return buckets[min(bisect_left(buckets, rows), len(buckets) - 1)]
 
 
-@dataclass(slots=True)
-class Job:
-    step: int
-    left_ms: float
-    is_language: bool
-
-
-@dataclass(slots=True)
-class Device:
-    """Takes jobs in order, or with a `share` vision passes on a stream of their own: what runs at the same time shares
-    the device, and a step waits for its own images."""
-
-    share: float | None = None
-    now: float = 0.0
-    jobs: list[Job] = field(default_factory=list)
-
-    def finish(self, step: int) -> None:
-        while any(job.step <= step for job in self.jobs if job.is_language):
-            self._advance(inf)
-
-    def idle_until(self, now: float) -> None:
-        while self.jobs and self.now < now:
-            self._advance(now)
-        self.now = max(self.now, now)
-
-    def _advance(self, until: float) -> None:
-        running = self.jobs[:1]
-        if self.share is not None:
-            running = [next((job for job in self.jobs if job.is_language == kind), None) for kind in (True, False)]  # type: ignore[misc]
-            running = [job for job in running if job is not None]
-            if len(running) == 2 and running[1].step <= running[0].step:
-                running = running[1:]
-        speeds = [1.0] if len(running) == 1 else [self.share or 1.0, 1.0 - (self.share or 0.0)]
-        passed = min(until - self.now, *(job.left_ms / speed for job, speed in zip(running, speeds, strict=True)))
-        self.now += passed
-        for job, speed in zip(running, speeds, strict=True):
-            job.left_ms -= passed * speed
-            if job.left_ms < 1e-9:
-                self.jobs.remove(job)
-
-
 class Simulation:
     """As `Engine.step` does, it plans one step ahead, then waits for the oldest."""
 
-    def __init__(self, load: Load, max_step_ms: float, share: float | None = None, num_waves: int = 8) -> None:
-        self._load, self._device = load, Device(share)
+    def __init__(self, load: Load, max_step_ms: float, num_waves: int = 8) -> None:
+        self._load, self._device_free_at = load, 0.0
         pool, encoder = BlockPool(6000, 128), EncoderIndex(16_384, 16, keeps_idle=False)
         self._scheduler = Scheduler(LIMITS, pool=pool, encoder=encoder)
         self._scheduler.pace = new_pace(max_step_ms) if max_step_ms < inf else None
@@ -168,17 +129,16 @@ class Simulation:
         self._tokens: dict[str, list[float]] = {}
 
     def run(self) -> Figures:
-        flights: deque[StepPlan] = deque()
+        flights: deque[tuple[StepPlan, float]] = deque()  # with its end
         now = 0.0
         while self._arrivals or flights or not self._scheduler.is_idle:
             self._admit(now)
-            self._device.idle_until(now)
             plan = self._scheduler.plan(now / 1e3)
             if plan.chunks:
-                flights.append(plan)
-                self._launch(plan)
+                self._device_free_at = max(self._device_free_at, now) + step_ms(plan)
+                flights.append((plan, self._device_free_at))
             if flights and (not plan.chunks or len(flights) > 1):
-                now = self._take_in(flights.popleft()) + HOST_MS
+                now = self._take_in(*flights.popleft()) + HOST_MS
             elif not flights:
                 now = max(now, self._arrivals[0][0])
         gaps = [after - before for times in self._tokens.values() for before, after in pairwise(times)] or [0.0]
@@ -204,15 +164,7 @@ class Simulation:
             self._scheduler.add(request)
             self._arrived[request.id], self._tokens[request.id] = at, []
 
-    def _launch(self, plan: StepPlan) -> None:
-        if plan.encode:
-            images = [item.num_rows for item in plan.encode]
-            self._device.jobs.append(Job(plan.step, vision_ms(images), is_language=False))
-        self._device.jobs.append(Job(plan.step, language_ms(plan), is_language=True))
-
-    def _take_in(self, plan: StepPlan) -> float:
-        self._device.finish(plan.step)
-        now = self._device.now
+    def _take_in(self, plan: StepPlan, now: float) -> float:
         results = {chunk.request_id: (1,) for chunk in plan.chunks if chunk.wants_logits}
         for update in self._scheduler.commit(plan, results):
             self._tokens[update.request_id].append(now)
@@ -232,14 +184,11 @@ def _request(load: Load, number: int, num_text: int) -> Request:
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--beside", type=float, default=None)
-    share = parser.parse_args().beside
     for load in LOADS:
         print(load.name)
         for limit_ms in LIMITS_MS:
             name = "auto" if limit_ms == 0 else "no limit" if limit_ms == inf else f"{limit_ms:.0f} ms"
-            print(f"{name:>10}: {Simulation(load, limit_ms, share).run()}", flush=True)
+            print(f"{name:>10}: {Simulation(load, limit_ms).run()}", flush=True)
 
 
 if __name__ == "__main__":
