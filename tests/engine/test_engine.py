@@ -1,7 +1,6 @@
 """The engine against transformers' generate: the same tokens whatever is switched on, and nothing left behind."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 
 from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
+from saccade.execution.device_lap import DeviceLap, now
 from saccade.execution.executor import DeviceTicket
-from saccade.execution.side_stream import DeviceLap, now
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine
@@ -637,28 +636,18 @@ class TestLap:
         lap.begin.is_done = lap.end.is_done = True
         assert lap.seconds() == 0.0125
 
-    def test_a_lap_is_taken_beside_the_language_steps(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Recorded on another stream, events would measure what that one does."""
+    def test_a_lap_is_of_the_vision_pass_alone(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Language steps run on the same stream, before its beginning and after its end."""
         log: list[str] = []
-
-        class Stream:
-            @contextmanager
-            def work(self) -> Iterator[None]:
-                log.append("enter")
-                yield
-                log.append("leave")
-
-            def wait(self) -> None:
-                log.append("wait")
-
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
-        encoder = executor_of(engine).encoder
+        executor = executor_of(engine)
+        encoder = executor.encoder
         assert encoder is not None
         monkeypatch.setattr(encoder, "run", _noted(log, "pass", encoder.run))
-        monkeypatch.setattr(encoder, "side_stream", Stream())
+        monkeypatch.setattr(executor.prefill, "obey", _noted(log, "prefill", executor.prefill.obey))
         monkeypatch.setattr("saccade.execution.vision_encoder.now", _noted(log, "now", lambda device: 0.0))
         engine.add("r", random_prompt(made, np.random.default_rng(25), num_images=1), GREEDY)
         engine.step()
-        assert log == ["enter", "now", "pass", "now", "leave", "wait"]
+        assert log == ["now", "pass", "now", "prefill"]
         finish(engine, ["r"])

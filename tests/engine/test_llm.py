@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from saccade.offline.llm_inputs import read_prompt
 from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
+from saccade.scheduling.pace import FEWEST_ROWS
 from saccade.server.metrics import Facts, Metrics
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
@@ -66,9 +68,11 @@ def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
     """Passes are timed at the start, and prompts come in pieces while others are answered."""
     prompts = [[5 + i % 90 for i in range(start, start + 120)] for start in range(6)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
+    assert llm.engine.scheduler.pace is None, "steps on a CPU have no limit that nobody asked for"
     with LLM(made.folder, **SETTINGS, max_step_ms=0.01) as paced:
         scheduler = paced.engine.scheduler
-        assert scheduler.pace is not None and scheduler.pace.prompt_rows(0) == scheduler.pace.fewest_rows
+        assert scheduler.pace is not None and scheduler.pace.vision is not None
+        assert scheduler.pace.begin(1, 120).prompt_rows_left == FEWEST_ROWS
         found = [output.outputs[0].token_ids for output in paced.generate(prompts, GREEDY, progress=False)]
     assert found == expected
 
@@ -76,6 +80,8 @@ def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
 def test_short_steps_need_graphs(made: tiny.Tiny) -> None:
     with pytest.raises(ConfigError, match=r"max_step_ms needs prefill graphs.*--graphs prefill=full"):
         LLM(made.folder, **SETTINGS, max_step_ms=5, enforce_eager=True)
+    with LLM(made.folder, **SETTINGS, max_step_ms=inf, enforce_eager=True) as free:
+        assert free.engine.scheduler.pace is None
 
 
 def test_answers_come_in_the_order_of_the_prompts(

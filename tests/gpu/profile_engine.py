@@ -1,13 +1,15 @@
-"""What an engine serves without a front end: requests of one image and some text, one token each, so many at a time.
+"""What an engine serves without a front end: requests of one image and some text, so many at a time.
 
-`python -m tests.gpu.profile_engine FOLDER [COUNT] [CONCURRENCY] [WIDTHxHEIGHT]` prints requests a second with images
-encoded beside language steps and in order with them, and where the device's time goes (`--profile`).
+`python -m tests.gpu.profile_engine FOLDER [COUNT] [CONCURRENCY] [WIDTHxHEIGHT]` prints requests a second and times
+between tokens, twice, and where the device's time goes (`--profile`). `--outputs 128`: tokens of an answer, otherwise
+one; `--max-step-ms inf`: as of `saccade serve`.
 """
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count as count_up
-from itertools import islice
+from itertools import islice, pairwise
 from time import perf_counter
 
 import numpy as np
@@ -16,31 +18,51 @@ from PIL import Image
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.execution.side_stream import SideStream
 from saccade.inputs.placeholders import Prompt
 
-PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+
+@dataclass(frozen=True)
+class Served:
+    """Seconds until all were answered, steps, and for each request when it came and its tokens."""
+
+    seconds: float
+    steps: int
+    times: Sequence[Sequence[float]]
+
+    def __str__(self) -> str:
+        first = np.array([times[1] - times[0] for times in self.times]) * 1e3
+        gaps = np.array([b - a for times in self.times for a, b in pairwise(times[1:])] or [0.0]) * 1e3
+        return (
+            f"{len(self.times) / self.seconds:.1f} requests/s, {self.steps} steps of "
+            f"{self.seconds / self.steps * 1e3:.1f} ms; first token {first.mean():.0f} ms; "
+            f"{gaps.mean():.2f} ms a token, p99 {np.percentile(gaps, 99):.1f}, longest {gaps.max():.1f}"
+        )
 
 
-def main(words: Sequence[str]) -> None:
-    given = [word for word in words if not word.startswith("-")]
-    count, concurrency = (int(word) for word in (*given[1:3], "256", "32")[:2])
-    width, height = map(int, (given[3] if len(given) > 3 else "560x560").split("x"))
-    is_small = not torch.cuda.is_available()
-    with LLM(given[0], load_format="auto" if is_small else "dummy", enable_prefix_caching=False) as llm:
-        encoder = llm.executor.encoder
-        assert encoder is not None, "the model has no vision tower"
-        beside, console, seeds = encoder.side_stream, Console(width=150), count_up()
-        for name in ("beside", "in order", "beside"):
-            encoder.side_stream = beside if name == "beside" else SideStream(torch.device("cpu"))
-            prompts = [prompt(llm, width, height, next(seeds)) for _ in range(count)]
-            seconds, steps = serve(llm, prompts, concurrency)
-            console.print(f"{name}: {count / seconds:.1f} requests/s, {steps} steps of {seconds / steps * 1e3:.1f} ms")
-        if "--profile" in words:
-            prompts = [prompt(llm, width, height, next(seeds)) for _ in range(2 * concurrency)]
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("count", nargs="?", type=int, default=256)
+    parser.add_argument("concurrency", nargs="?", type=int, default=32)
+    parser.add_argument("size", nargs="?", default="560x560")
+    parser.add_argument("--outputs", type=int, default=1)
+    parser.add_argument("--max-step-ms", type=float, default=0.0)
+    parser.add_argument("--profile", action="store_true")
+    flags = parser.parse_args()
+    width, height = map(int, flags.size.split("x"))
+    params = SamplingParams(temperature=0, max_tokens=flags.outputs, ignore_eos=True)
+    load_format = "dummy" if torch.cuda.is_available() else "auto"
+    limits = {"max_step_ms": flags.max_step_ms, "enable_prefix_caching": False}
+    with LLM(flags.folder, load_format=load_format, **limits) as llm:
+        console, seeds = Console(width=150), count_up()
+        for _ in range(2):
+            prompts = [prompt(llm, width, height, next(seeds)) for _ in range(flags.count)]
+            console.print(f"{serve(llm, prompts, flags.concurrency, params)}")
+        if flags.profile:
+            prompts = [prompt(llm, width, height, next(seeds)) for _ in range(2 * flags.concurrency)]
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                seconds, _ = serve(llm, prompts, concurrency)
-            console.print(f"profiled: {seconds * 1e3:.0f} ms")
+                served = serve(llm, prompts, flags.concurrency, params)
+            console.print(f"profiled: {served.seconds * 1e3:.0f} ms")
             console.print(
                 profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60)
             )
@@ -56,19 +78,23 @@ def prompt(llm: LLM, width: int, height: int, seed: int) -> Prompt:
     )
 
 
-def serve(llm: LLM, prompts: Sequence[Prompt], concurrency: int) -> tuple[float, int]:
-    """Seconds and steps until all are answered; whoever is done makes room for the next."""
+def serve(llm: LLM, prompts: Sequence[Prompt], concurrency: int, params: SamplingParams) -> Served:
+    """Whoever is done makes room for the next."""
     engine, waiting = llm.engine, enumerate(prompts)
+    times: dict[str, list[float]] = {}
     started, running, steps = perf_counter(), 0, 0
     while True:
         for number, item in islice(waiting, concurrency - running):
-            engine.add(f"{number}", item, PARAMS)
+            engine.add(f"{number}", item, params)
+            times[f"{number}"] = [perf_counter()]
             running += 1
         if not running:
-            return perf_counter() - started, steps
-        running -= sum(update.finish is not None for update in engine.step())
+            return Served(perf_counter() - started, steps, list(times.values()))
+        for update in engine.step():
+            times[update.request_id] += [perf_counter()] * len(update.token_ids)
+            running -= update.finish is not None
         steps += 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

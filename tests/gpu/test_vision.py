@@ -1,6 +1,5 @@
-"""The vision path on the GPU at the dimensions of Qwen3-VL-8B and Qwen2.5-VL-7B: kernels, pixels, streams, memory."""
+"""The vision path on the GPU at the dimensions of Qwen3-VL-8B and Qwen2.5-VL-7B: kernels, pixels, memory."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels
-from saccade.execution.side_stream import SideStream
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
@@ -29,15 +27,9 @@ from saccade.scheduling.orders import Encode, Pass, PatchSource
 from saccade.scheduling.step_plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
-    Job,
     Sizes,
-    drive,
-    free,
-    greedy,
     image_settings,
-    new_engine,
     new_runner,
-    random_prompt,
 )
 from tests.kernels.cases import photo, randn
 
@@ -46,7 +38,6 @@ pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("clean")]
 DEVICE, BF16 = "cuda", torch.bfloat16
 SIZES = Sizes(bucket_stride=4)
 MIB = 2**20
-BUSY_CYCLES = 8 * 10**9  # four seconds: a step takes milliseconds, and the host may be slow to launch it
 
 
 def error_of(actual: Tensor, expected: Tensor) -> float:
@@ -188,76 +179,7 @@ class Passes:
         self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
 
 
-class TestStreams:
-    """Vision passes beside language steps."""
-
-    def test_answers_do_not_depend_on_the_stream(self, model: Model) -> None:
-        """Images are encoded while steps of other requests run; the same requests one stream after the other give the
-        same tokens and log-probabilities, to the last bit."""
-        answers = []
-        for is_beside in (True, False):
-            runner = new_runner(model, SIZES, "full")
-            runner.capture()
-            if not is_beside:
-                assert runner.encoder is not None
-                side = runner.encoder.side_stream
-                side._stream = side._done = None  # in order with everything else
-            rng = np.random.default_rng(5)
-            jobs = [
-                Job(
-                    int(rng.integers(0, 60)),
-                    f"r{i}",
-                    random_prompt(runner, rng, 40, i % 3, 600),
-                    greedy(12, logprobs=5),
-                )
-                for i in range(60)
-            ]
-            answers.append(drive(new_engine(runner, SIZES), jobs))
-            del runner
-            free()
-        for name, found in answers[0].items():
-            assert found.tokens == answers[1][name].tokens, name
-            assert found.likeliest == answers[1][name].likeliest, name
-
-    def test_encoding_and_language_steps_wait_for_each_other_only_where_they_are_told_to(self, model: Model) -> None:
-        """One stream is kept busy for seconds. What is launched on the other meanwhile must be done before it is."""
-        runner = new_runner(model, SIZES, "full")
-        runner.decode.capture_buckets()
-        encoder = new_encoder(model, runner, strict=True)
-        encoder.graphs.capture_buckets()
-        images = Passes(encoder)
-        passes = images.compose(model, [(560, 560)] * 2, 0)
-        example = runner.decode.example_for(runner.decode.phase.buckets[-1])
-        values = {**example.tensors, **example.arrays}
-
-        def encode() -> torch.cuda.Event:
-            images.encode(passes)
-            return ended(encoder.side_stream)
-
-        def decode() -> torch.cuda.Event:
-            runner.decode.run(values, lambda outputs: None)
-            return ended()
-
-        encode()
-        decode()
-        torch.cuda.synchronize()
-
-        kept_busy = keep_busy(encoder.side_stream)
-        decode().synchronize()
-        assert not kept_busy.query(), "a language step waited for the encoder"
-        kept_busy.synchronize()
-
-        kept_busy = keep_busy()
-        encode().synchronize()
-        assert not kept_busy.query(), "the encoder waited for a language step"
-        kept_busy.synchronize()
-
-        kept_busy = keep_busy(encoder.side_stream)
-        encode()
-        encoder.side_stream.wait()
-        decode().synchronize()
-        assert kept_busy.query(), "a language step did not wait for its images"
-
+class TestMemory:
     def test_memory_is_flat_while_sizes_change(self, model: Model, show: Any) -> None:
         runner = new_runner(model, SIZES, "full")
         encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
@@ -324,20 +246,6 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
         items.append(EncodeItem("r", i, media[-1].digest, plan.num_tokens, tuple(range(page, page + count))))
         page += count
     return media, items
-
-
-def keep_busy(beside: SideStream | None = None) -> torch.cuda.Event:
-    """Give the stream of language steps, or of the encoder, work for some seconds; the event of its end."""
-    with beside.work() if beside is not None else nullcontext():
-        torch.cuda._sleep(BUSY_CYCLES)
-        return ended()
-
-
-def ended(beside: SideStream | None = None) -> torch.cuda.Event:
-    """The event that all work of a stream so far is done."""
-    event = torch.cuda.Event()
-    event.record(beside._stream if beside is not None else None)
-    return event
 
 
 def _used_bytes() -> int:

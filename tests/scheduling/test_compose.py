@@ -83,7 +83,7 @@ class TestPrefill:
         chunk = Chunk("r5", 0, 11, (3, 7, 5), (MediaRows(2, 6, 0, 0, (6, 2)),), wants_logits=True)
         item = EncodeItem("r5", 0, image.digest, 6, (6, 2))
         orders, sampled = make_composer().run(StepPlan(4, (item,), (chunk,)), {"r5": owner})
-        assert (orders.step, orders.num_sampled, orders.waits_for_vision) == (4, 1, True)
+        assert (orders.step, orders.num_sampled) == (4, 1)
         assert sampled == [chunk] and orders.prompt_scores == ()
         prefill, head = orders.passes
         assert key_of(prefill) == "prefill/full requests=9 tokens=16"
@@ -127,7 +127,7 @@ class TestPrefill:
         chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
         orders, sampled = make_composer().run(StepPlan(1, (), (chunk,)), {"r2": owner})
         [prefill] = orders.passes
-        assert (sampled, orders.num_sampled, orders.waits_for_vision) == ([], 0, False)
+        assert (sampled, orders.num_sampled) == ([], 0)
         assert key_of(prefill) == "prefill/full requests=9 tokens=8"
         assert_arrays(
             prefill.values,

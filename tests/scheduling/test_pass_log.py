@@ -55,17 +55,17 @@ def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
     assert (shape.rows, shape.padded, shape.graph) == (3, 1, "decode/full requests=4 tokens=4")
 
 
-def test_images_run_beside_and_are_told_in_order() -> None:
+def test_images_come_before_their_step_and_are_told_in_order() -> None:
     rig = Rig()
     laps = [Lap(), Lap()]
     for lap in laps:
         rig.log.add("vision", [vision(9)], ["a"], rig.now, lap)
     step = rig.log.add("language", [decode(1, 1)], ["b"], rig.now)
-    rig.now = 12.0
+    rig.now = 13.0
     rig.log.end(step)
     assert rig.times() == [], "those behind one that runs come later"
     laps[0].value, laps[1].value = 1.5, 0.5
-    assert rig.times() == [("vision", 10.0, 1.5), ("vision", 11.5, 0.5), ("language", 10.0, 2.0)]
+    assert rig.times() == [("vision", 10.0, 1.5), ("vision", 11.5, 0.5), ("language", 12.0, 1.0)]
     [shape] = rig.log.records(0)[0].passes
     assert (shape.graph, shape.reason) == ("", "it is larger than every bucket (units: 9 > 8)")
 

@@ -171,13 +171,12 @@ class Rig:
         media = [self.image(width, height)]
         one = self.composer.compose(self.composer.packs(media)[0], _items(media), media)
         rounds = PIXEL_ROUNDS * self.settings.rounds
-        ms, host_ms = latency_ms(lambda: self.encoder.patchify(one), self.device, rounds)
 
-        def in_order() -> None:
-            self.encoder.side_stream.join()
-            self.encoder.patchify(one)
+        def patchify() -> None:
+            self.encoder.values(one)
 
-        return Preprocessing(f"{width}x{height}", ms, host_ms, device_ms(in_order, self.device, rounds))
+        ms, host_ms = latency_ms(patchify, self.device, rounds)
+        return Preprocessing(f"{width}x{height}", ms, host_ms, device_ms(patchify, self.device, rounds))
 
     def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[EncodeTimes]:
         media = [self.image(width, height) for _ in range(count)]
@@ -249,22 +248,19 @@ class Rig:
 
         @torch.no_grad()
         def call() -> None:
-            with self.encoder.side_stream.work():
-                for parts in packs:
-                    one = self.composer.compose(parts, items, media)
-                    if way == "eager":
-                        self.encoder.graphs.eager(self.encoder.values(one), lambda outputs: None)
-                    else:
-                        self.encoder.run(one)
-            self.encoder.side_stream.wait()
+            for parts in packs:
+                one = self.composer.compose(parts, items, media)
+                if way == "eager":
+                    self.encoder.graphs.eager(self.encoder.values(one), lambda outputs: None)
+                else:
+                    self.encoder.run(one)
 
         return call
 
     def _capture_exact(self, packs: list[list[MediaPart]], items: list[EncodeItem], media: list[Media]) -> None:
         self._call("capacity", packs, items, media)()
-        with self.encoder.side_stream.work():
-            while self.encoder.graphs.catalogue.exact.has_pending:
-                self.encoder.graphs.capture_hot()
+        while self.encoder.graphs.catalogue.exact.has_pending:
+            self.encoder.graphs.capture_hot()
 
     def _most_rows(self) -> int:
         """For the images in the cache at the same time, each in its own pages."""

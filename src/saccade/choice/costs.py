@@ -31,9 +31,11 @@ class Curve:
         return fast + (slow - fast) * (rows - low) / (high - low)
 
     def within(self, seconds: float) -> int:
-        """The most rows, up to the last measured point, that take no longer; 0 if none do."""
-        sizes = [size for size, _ in self.points]
-        return bisect_right(range(sizes[-1] + 1), seconds, lo=1, key=self.at) - 1
+        """The most rows that take no longer; 0 if none do."""
+        rows, longest = self.points[-1]
+        if seconds >= longest:
+            return int(rows * seconds / longest)
+        return bisect_right(range(rows + 1), seconds, lo=1, key=self.at) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +176,10 @@ def _finish(
     )
     report(Stage("warming up"))
     is_cuda = model.place.device.type == "cuda"  # elsewhere replays only emulate graphs, and are no faster
-    if limits.max_step_ms and not executor.prefill.graphs:
-        raise ConfigError(
-            "max_step_ms needs prefill graphs, whose times are measured; leave it out (--max-step-ms), or turn graphs "
-            "on (--graphs prefill=full)"
-        )
-    if is_cuda or limits.max_step_ms:
+    times_steps = _times_steps(executor, limits, is_cuda=is_cuda)
+    if is_cuda or times_steps:
         num_rounds = CALIBRATION_ROUNDS if ranks is not None else 0
-        engine.calibrate(Calibrate(num_rounds, times_vision=is_cuda, times_prefill=bool(limits.max_step_ms)))
+        engine.calibrate(Calibrate(num_rounds, times_vision=is_cuda, times_steps=times_steps))
     if is_cuda:
         engine.idle.capture_usual()
     if settings.warm_up:
@@ -191,6 +188,17 @@ def _finish(
         engine.idle.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))
     return engine
+
+
+def _times_steps(executor: DeviceExecutor, limits: SchedulerSettings, *, is_cuda: bool) -> bool:
+    """Whether steps are kept short while answers are being written, for which passes must be timed."""
+    has_graphs, limit_ms = bool(executor.prefill.graphs), limits.max_step_ms
+    if 0 < limit_ms < inf and not has_graphs:
+        raise ConfigError(
+            "max_step_ms needs prefill graphs, whose times are measured; leave it out (--max-step-ms), or turn graphs "
+            "on (--graphs prefill=full)"
+        )
+    return has_graphs and limit_ms < inf and (is_cuda or limit_ms > 0)
 
 
 def build_executor(

@@ -5,8 +5,7 @@ on the same stream, so nothing that a ticket still needs is overwritten before i
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +18,12 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
+from saccade.execution.device_lap import DeviceLap, now
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
 from saccade.execution.pass_timer import PassTimer
 from saccade.execution.pooled_rows import Pooling
 from saccade.execution.sampler import sample_phase
-from saccade.execution.side_stream import DeviceLap, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
@@ -181,20 +180,10 @@ class DeviceExecutor:
     def _calibrate(self, orders: Calibrate) -> None:
         if orders.times_vision and self.encoder is not None:
             self.encoder.calibrate(orders.num_rounds)
-        if orders.times_prefill:
-            self.prefill.time_replays(orders.num_rounds)
-
-    @contextmanager
-    def in_order(self, runner: GraphRunner) -> Iterator[None]:
-        """Order work on a phase's graphs here with the vision stream, on which vision passes run."""
-        side = self.encoder.side_stream if self.encoder is not None and runner is self.encoder.graphs else None
-        if side is not None:
-            side.wait()
-        try:
-            yield
-        finally:
-            if side is not None:
-                side.join()
+        if orders.times_steps:
+            self.prefill.time_replays()
+            if self.encoder is not None:
+                self.encoder.time_replays()
 
     def take_trace(self) -> str:
         """How the newest order's passes ran, including a failed one; read once. Ranks must agree on it."""
@@ -223,22 +212,15 @@ class DeviceExecutor:
         self._trace = []
         self._turn = (self._turn + 1) % NUM_TICKETS
         ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
-        try:
-            if orders.waits_for_vision and self.encoder is not None:
-                self.encoder.side_stream.wait()
-            for one in orders.passes:
-                self._run_pass(one, ticket, orders.step)
-            ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
-            if orders.pool is not None:
-                ticket.sums = self._pooling.sum_rows(orders.pool)
-            if orders.picks:
-                ticket.picked = self._pooling.pick(orders.picks)
-                ticket.pick_sizes = [len(one.token_ids) for one in orders.picks]
-            self._mark(ticket)
-        except BaseException:
-            if self.encoder is not None:
-                self.encoder.side_stream.join()  # the launched part of this step is committed before it has finished
-            raise
+        for one in orders.passes:
+            self._run_pass(one, ticket, orders.step)
+        ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+        if orders.pool is not None:
+            ticket.sums = self._pooling.sum_rows(orders.pool)
+        if orders.picks:
+            ticket.picked = self._pooling.pick(orders.picks)
+            ticket.pick_sizes = [len(one.token_ids) for one in orders.picks]
+        self._mark(ticket)
         return ticket
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from saccade.choice.key import Decision
-from saccade.execution.side_stream import DeviceLap, now
+from saccade.execution.device_lap import DeviceLap, now
 from saccade.scheduling.orders import Pass
 from saccade.scheduling.trace_log import Newest
 from saccade.wire.trace_records import MAX_PASSES, TracedPass

@@ -143,7 +143,7 @@ class Shadow:
         if record is None:
             return None
         try:
-            with self._stream_of(record.runner), _Interruptible(should_stop, record.runner.phase.arena.device):
+            with _Interruptible(should_stop, record.runner.phase.arena.device):
                 found = self._judge(record)
         except CheckStoppedError:
             self._put_off(record)
@@ -244,18 +244,6 @@ class Shadow:
             self.count(other.key.phase, "overwritten")
         self._records.clear()
         return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
-
-    @contextmanager
-    def _stream_of(self, runner: GraphRunner) -> Iterator[None]:
-        """The stream that a phase's passes run on, where memory for eager runs is kept."""
-        encoder = self._executor.encoder
-        if encoder is not None and runner is encoder.graphs:
-            with encoder.side_stream.work():
-                yield
-            return
-        if encoder is not None:
-            encoder.side_stream.wait()
-        yield
 
 
 class _Watcher:

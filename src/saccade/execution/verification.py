@@ -55,7 +55,7 @@ def verify_graphs(
             continue
         count.enter(runner.phase.name)
         encoder = executor.encoder
-        with _unseen(runner), executor.in_order(runner):
+        with _unseen(runner):
             chosen = chosen_buckets(runner, is_short=is_short)
             found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
@@ -148,7 +148,7 @@ def audit_graphs(
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        with _unseen(runner), executor.in_order(runner):
+        with _unseen(runner):
             rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 

@@ -1,13 +1,8 @@
-"""Encodes images and videos into rows of the encoder cache, on its own stream beside language steps.
+"""Encodes images and videos into rows of the encoder cache.
 
-Why nothing is read before it is written or overwritten while it is read:
-- A language step waits (on the device) for the event behind the images of its own plan, and for no others.
-- Cache pages written for plan k + 1 were free when that plan was made. A page becomes free when the last plan that
-  reads it is committed, which happens after the host has seen that plan finish. So no step in flight reads them. A step
-  that failed during launch is committed without that wait: the next images then wait for it.
-- Buffers of the vision phase, staging included, are used by this stream alone, in order, and graphs of the two streams
-  have separate pools. So the patches of a pass may be launched before its other inputs are known: they are written
-  after the previous replay, which reads the same rows, has finished.
+Vision passes run on the same stream as language steps, in the order of their launches, so that nothing is read before
+it is written or overwritten while it is read. The patches of a pass may be launched before its other inputs are known:
+they are written after the previous replay, which reads the same rows, has finished.
 """
 
 from dataclasses import dataclass, replace
@@ -17,8 +12,8 @@ import torch
 
 from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
+from saccade.execution.device_lap import DeviceLap, now
 from saccade.execution.pixels import new_pixels, warm_up_picture
-from saccade.execution.side_stream import DeviceLap, SideStream, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
@@ -50,7 +45,6 @@ class Encoder:
         if self._sharing.size > 1:  # ranks with different images share no structure, but always a bucket
             graphs = replace(graphs, tiers=graphs.tiers and frozenset({Tier.CAPACITY}))
         self.settings, self._place, self.spec = settings, model.place, model.spec.vision
-        self.side_stream = SideStream(model.place.device)
         phase = vision_phase(model, state, settings.max_units)
         if settings.has_few_buckets:
             phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
@@ -72,16 +66,14 @@ class Encoder:
     def encode(self, orders: Encode) -> Encoded:
         """Launch a pass. A failed launch does not affect later ones."""
         rank = self._sharing.rank
-        with self.side_stream.work():
-            begin = now(self._place.device)
-            try:
-                self.run(orders.others[rank - 1] if orders.others and rank else orders.vision)
-            except Exception as error:
-                return Encoded(problem=problem(error, ENCODE_FAILED))
-            return Encoded(lap=DeviceLap(begin, now(self._place.device)))
+        begin = now(self._place.device)
+        try:
+            self.run(orders.others[rank - 1] if orders.others and rank else orders.vision)
+        except Exception as error:
+            return Encoded(problem=problem(error, ENCODE_FAILED))
+        return Encoded(lap=DeviceLap(begin, now(self._place.device)))
 
     def run(self, one: Pass) -> None:
-        """Run one pass on the current stream."""
         try:
             values = self.values(one)
         except Exception:
@@ -105,47 +97,42 @@ class Encoder:
         empty = self.graphs.phase.arena.empty_batch()
         return {**empty.tensors, **empty.arrays, "targets": one.values["targets"]}
 
-    def patchify(self, one: Pass) -> None:
-        with self.side_stream.work():
-            self.values(one)
-        self.side_stream.wait()
-
     def warm_up(self) -> None:
         """Compile the kernels that turn pixels into patches; they run outside the vision graph. Runs twice, because the
         first launch after compilation takes a different path from later ones."""
-        with self.side_stream.work():
-            for kind, shape in (*self._shapes.items(),) * 2:
-                picture = warm_up_picture(kind, shape)
-                self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
+        for kind, shape in (*self._shapes.items(),) * 2:
+            picture = warm_up_picture(kind, shape)
+            self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
 
     def calibrate(self, num_rounds: int = 0) -> None:
         """Time eager runs and replays to choose the faster one, if there is a choice."""
         if Tier.EXACT in self.graphs.settings.tiers and self.graphs.graphs and not self.graphs.settings.strict:
-            with self.side_stream.work():
-                self.graphs.calibrate(num_rounds)
+            self.graphs.calibrate(num_rounds)
+
+    def time_replays(self) -> None:
+        """Time replays, unless they were compared with eager runs."""
+        if self.graphs.catalogue.seconds is None:
+            self.graphs.time_replays()
 
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph for one layout. Takes tens of milliseconds, so only call it when idle. Runs on the vision
-        stream, where `reserve` left memory for the run before a capture."""
-        with self.side_stream.work():
-            return self.graphs.capture_layout(layout)
+        """Capture a graph for one layout. Takes tens of milliseconds, so only call it when idle. `reserve` left memory
+        for the run before a capture."""
+        return self.graphs.capture_layout(layout)
 
     @torch.no_grad()
     def reserve(self) -> int:
         """Run the largest pass that may run without a graph, so that torch keeps its memory; returns the bytes."""
         if Tier.EXACT in self.graphs.settings.tiers:
-            with self.side_stream.work():
-                self.graphs.lane.reserve_small()
+            self.graphs.lane.reserve_small()
         rows = self.most_eager_rows()
         if self._place.device.type != "cuda" or rows == 0:
             return 0
-        with self.side_stream.work():
-            before = torch.cuda.memory_reserved(self._place.device)
-            values = self.graphs.phase.example((rows,), torch.Generator().manual_seed(0))
-            self.graphs.eager(values, lambda outputs: None)
-            del values
-            return torch.cuda.memory_reserved(self._place.device) - before
+        before = torch.cuda.memory_reserved(self._place.device)
+        values = self.graphs.phase.example((rows,), torch.Generator().manual_seed(0))
+        self.graphs.eager(values, lambda outputs: None)
+        del values
+        return torch.cuda.memory_reserved(self._place.device) - before
 
     def most_eager_rows(self) -> int:
         """The largest frame if over budget; the whole budget where eager may be faster, layouts run once before they

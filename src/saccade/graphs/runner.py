@@ -29,6 +29,8 @@ Consume = Callable[[Outputs], Result]
 Progress = Callable[[int, int, GraphKey], None]
 
 NUM_TIMED_SIZES = 7
+MOST_TIMED_ROWS = 2048  # beyond, time grows in proportion
+NUM_REPLAY_ROUNDS = 2
 
 
 class Observer(Protocol):
@@ -106,16 +108,21 @@ class GraphRunner:
         by_rows = self._timed_examples()
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
         self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
+        self.catalogue.seconds = costs.graph
         return costs
 
-    def time_replays(self, num_rounds: int = 0) -> None:
-        """Time replays alone, so that a scheduler knows how long a step will take."""
-        by_rows = self._timed_examples()
+    def time_replays(self) -> None:
+        """Time replays alone, if there are graphs, so that a scheduler knows how long a step will take. In as many
+        rounds on every rank."""
+        if not self._graphs:
+            return
+        by_rows = self._timed_examples(MOST_TIMED_ROWS)
         ways = [lambda rows: self._replay_in_bucket(by_rows[rows])]
-        [self.catalogue.seconds] = measure(ways, list(by_rows), self._wait, num_rounds)
+        [self.catalogue.seconds] = measure(ways, list(by_rows), self._wait, NUM_REPLAY_ROUNDS)
 
-    def _timed_examples(self) -> dict[int, Batch]:
-        buckets = self.catalogue.shape.ordered
+    def _timed_examples(self, most_rows: int | None = None) -> dict[int, Batch]:
+        ordered = self.catalogue.shape.ordered
+        buckets = [one for one in ordered if most_rows is None or one[self.phase.rows] <= most_rows] or ordered[:1]
         last = len(buckets) - 1
         picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
         return {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}

@@ -106,7 +106,7 @@ ALONE = ParallelGroup()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The ranks of a model, one group per stream: two streams must not share a communicator."""
+    """The ranks of a model: a group for language passes, and one for vision passes."""
 
     language: ParallelGroup = ALONE
     vision: ParallelGroup = ALONE

@@ -74,7 +74,7 @@ class Composer:
         if arrays.is_decode(chunks, live):
             values = arrays.decode_values(chunks, live, self.layout)
             passes = [self._pass("decode", values, tokens=len(chunks), requests=len(chunks))]
-            return Run(plan.step, tuple(passes), len(chunks), bool(plan.encode)), list(chunks)
+            return Run(plan.step, tuple(passes), len(chunks)), list(chunks)
         values = arrays.mixed_values(chunks, live, self.layout)
         passes = [self._pass("prefill", values, tokens=len(values["ids"]), requests=len(chunks))]
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
@@ -93,7 +93,6 @@ class Composer:
             plan.step,
             tuple(passes),
             len(sampled),
-            bool(plan.encode),
             _prompt_scores(chunks, live),
             _pool_rows(chunks),
             tuple(picks),

@@ -149,11 +149,14 @@ class Engine:
     def calibrate(self, orders: Calibrate) -> None:
         """Time passes, from which graphs are chosen and steps are kept short."""
         self.executor.execute(orders)
-        max_step_s = self.scheduler.settings.max_step_ms / 1e3
-        if max_step_s:
-            vision = None if self.composer.vision is None else self.composer.vision.catalogue.costs
-            prefill = self.composer.catalogues["prefill"].seconds
-            self.scheduler.pace = Pace(max_step_s, prefill, None if vision is None else vision.graph)
+        prefill, vision = self.composer.catalogues["prefill"], self.composer.catalogues.get("vision")
+        if orders.times_steps and prefill.seconds is not None:
+            self.scheduler.pace = Pace(
+                prefill.seconds,
+                None if vision is None else vision.seconds,
+                self.scheduler.settings.max_step_ms / 1e3,
+                tuple((bucket["tokens"], bucket["requests"]) for bucket in prefill.shape.ordered),
+            )
 
     def step(self, hear: Callable[[], bool] | None = None) -> list[Update]:
         """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises.

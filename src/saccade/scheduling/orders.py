@@ -72,7 +72,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encode:
-    """A vision pass, on its own stream beside the language passes; the same on all ranks. Where ranks encode their own
+    """A vision pass, before the language passes that read its rows; the same on all ranks. Where ranks encode their own
     images, `others` are the passes of ranks 1 and up; all run the same way and name the target rows of all."""
 
     step: int
@@ -113,7 +113,6 @@ class Run:
     step: int
     passes: tuple[Pass, ...]
     num_sampled: int
-    waits_for_vision: bool = False
     prompt_scores: tuple[ScorePrompt, ...] = ()
     pool: PoolRows | None = None
     picks: tuple[PickLogits, ...] = ()
@@ -172,11 +171,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Time eager runs and replays of vision passes, and replays of prefill; `num_rounds` 0: as many as needed."""
+    """Compare the times of eager runs and replays of vision passes, in so many rounds (0: as many as needed), and time
+    replays of the passes that steps consist of."""
 
     num_rounds: int = 0
     times_vision: bool = True
-    times_prefill: bool = False
+    times_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

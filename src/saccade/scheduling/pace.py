@@ -1,27 +1,78 @@
-"""How much fits into a step while answers are being written, from the times that passes took at the start."""
+"""How much fits into a step while answers are being written, from the times that passes took at the start.
 
-from dataclasses import dataclass
+A pass of few rows is bound by reading weights, so that prompts beside outputs cost less than in steps of their own, and
+many short steps serve more than few long ones. Only prompts that pile up are worth longer steps: while they wait, few
+outputs share the cost of each step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from saccade.choice.costs import Curve
 
-VISION_SHARE = 0.5  # of a step's time: its rows wait for its images
+FEWEST_ROWS = 64  # of prompts: they must go on, however short steps shall be
+LEAST_FACTOR = 2.0  # so many times as long as with its outputs alone may a step always be
+PATIENCE_S = 0.3  # in which all prompts that wait should be computed,
+LONGEST_S = 0.04  # unless that takes longer steps
+FEW_PROMPTS = 8  # of a step: it needs a bucket with room for them
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`prefill` and `vision` are seconds by rows; None where no pass of that kind was timed."""
+    """Seconds of prefill passes and, if they were timed, of vision passes, by rows. `max_step_s` 0: each step has its
+    own limit. `buckets` are the sizes of prefill graphs: rows, and requests with one for padding."""
 
-    max_step_s: float
-    prefill: Curve | None
+    prefill: Curve
     vision: Curve | None = None
-    fewest_rows: int = 64  # of prompts: they must go on, however short steps shall be
+    max_step_s: float = 0.0
+    buckets: Sequence[tuple[int, int]] = ()
+    fewest_rows: int = FEWEST_ROWS
 
-    def prompt_rows(self, num_outputs: int) -> int | None:
-        """The most rows of prompts beside so many outputs; None: any number."""
-        if self.prefill is None:
-            return None
-        return max(self.fewest_rows, self.prefill.within(self.max_step_s) - num_outputs)
+    def begin(self, num_outputs: int, num_waiting: int) -> "PacedStep":
+        """A step that so many outputs wait for, while prompts with so many rows wait for their turn."""
+        return PacedStep(self, self.max_step_s or self.limit_s(num_outputs, num_waiting), num_outputs)
 
-    def image_rows(self) -> int | None:
-        """The most rows of images; a single longer image is encoded all the same. None: any number."""
-        return None if self.vision is None else self.vision.within(VISION_SHARE * self.max_step_s)
+    def limit_s(self, num_outputs: int, num_waiting: int) -> float:
+        alone_s = self.prefill.at(num_outputs)
+        share = min(self.prefill.at(num_waiting) / PATIENCE_S, 0.99) if num_waiting else 0.0  # of the time for prompts
+        return max(LEAST_FACTOR * alone_s, min(alone_s / (1 - share), LONGEST_S))
+
+    def prompt_rows(self, seconds: float, num_outputs: int) -> int:
+        """The most rows of prompts beside so many outputs. Together they fill a bucket."""
+        most = self.prefill.within(seconds)
+        fitting = (rows for rows, room in self.buckets if rows <= most and room > num_outputs + FEW_PROMPTS)
+        return max(self.fewest_rows, max(fitting, default=most) - num_outputs)
+
+    def vision_s(self, num_rows: int) -> float:
+        return self.vision.at(num_rows) if self.vision is not None and num_rows else 0.0
+
+
+@dataclass(slots=True)
+class PacedStep:
+    """A step that outputs wait for, and what is left of it for prompts and images."""
+
+    pace: Pace
+    limit_s: float
+    num_outputs: int
+    prompt_rows_left: int = field(init=False)
+    _num_prompt_rows: int = field(default=0, init=False)
+    _num_image_rows: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_rows_left = self.pace.prompt_rows(self.limit_s, self.num_outputs)
+
+    def can_encode(self, num_rows: int) -> bool:
+        """Whether there is time for one more image. One that takes longer than a step is the first in a step."""
+        if not (self._num_prompt_rows or self._num_image_rows):
+            return True
+        language_s = self.pace.prefill.at(self.num_outputs + self._num_prompt_rows)
+        return language_s + self.pace.vision_s(self._num_image_rows + num_rows) <= self.limit_s
+
+    def add_image(self, num_rows: int) -> None:
+        self._num_image_rows += num_rows
+        seconds = self.limit_s - self.pace.vision_s(self._num_image_rows)
+        self.prompt_rows_left = max(0, self.pace.prompt_rows(seconds, self.num_outputs) - self._num_prompt_rows)
+
+    def add_rows(self, num_rows: int) -> None:
+        self._num_prompt_rows += num_rows
+        self.prompt_rows_left = max(0, self.prompt_rows_left - num_rows)

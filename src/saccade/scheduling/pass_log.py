@@ -48,7 +48,7 @@ class PassEntry:
 
 
 class PassLog:
-    """Passes of a stream are in order, so that one starts when it is launched or when the one before it has ended."""
+    """Passes run in order, so that one starts when it is launched or when the one before it has ended."""
 
     def __init__(self, catalogues: Mapping[str, Catalogue], clock: Callable[[], float]) -> None:
         self._rows = {name: catalogue.shape.rows for name, catalogue in catalogues.items()}
@@ -91,15 +91,15 @@ class PassLog:
 
     def records(self, since: int) -> list[PassRecord]:
         """Passes with a greater number that have ended, in order; those behind one that runs come later."""
-        found, vision_end = [], 0.0
+        found, free_at = [], 0.0
         for entry in self._entries:
             seconds = entry.seconds
             if seconds is None:
                 break
-            start = entry.start
-            if entry.stream == "vision":  # launched while the one before it ran, as on a GPU
-                start = max(start, vision_end)
-                vision_end = start + seconds
+            start = max(entry.start, free_at)  # launched while the one before it ran, as on a GPU
+            if entry.end is not None:
+                seconds = max(entry.end - start, 0.0)
+            free_at = start + seconds
             if entry.number > since:
                 shapes = tuple(_told(shape) for shape in entry.shapes)
                 found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))

@@ -104,8 +104,7 @@ class Scheduler:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
         settings = self.settings
-        most = settings.max_num_batched_tokens
-        draft = Draft(next(self._steps), most, settings.encoder_budget_tokens, prompt_rows_left=most)
+        draft = Draft(next(self._steps), settings.max_num_batched_tokens, settings.encoder_budget_tokens)
         self._expire(now, draft)
         decoding, prefilling = [], []
         for request in self._running:
@@ -114,6 +113,8 @@ class Scheduler:
             elif request.num_left:
                 prefilling.append(request)
         self._plan_outputs(decoding, draft)
+        if draft.chunks and self.pace is not None:
+            draft.paced = self.pace.begin(len(draft.chunks), self._num_waiting_rows(prefilling))
         for request in prefilling:
             if request.status is Status.RUNNING:
                 self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
@@ -187,8 +188,12 @@ class Scheduler:
             if request.status is Status.RUNNING:  # else preempted for an earlier one
                 has_slot = self._find_slot(request, draft)
                 self._plan_rows(request, request.num_planned + has_slot, draft)
-        if draft.chunks and self.pace is not None:
-            draft.slow_down(self.pace)
+
+    def _num_waiting_rows(self, prefilling: Sequence[Request]) -> int:
+        """Rows of prompts that wait for a step, not for another request's end."""
+        num_startable = min(len(self._waiting), self.settings.max_num_seqs - len(self._running))
+        of_waiting = self._waiting.num_prompt_tokens * num_startable // max(len(self._waiting), 1)
+        return of_waiting + sum(request.num_left for request in prefilling)
 
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
@@ -247,16 +252,22 @@ class Scheduler:
 
     def _reach(self, request: Request, start: int, draft: Draft) -> int:
         """Where a chunk from `start` ends: at a limit, or before media rows unavailable in this step."""
-        left = max(0, min(draft.tokens_left, draft.prompt_rows_left))
+        left = draft.prompt_rows_left
+        if not left:
+            return start
         end = min(start + min(self.settings.prefill_chunk_tokens or left, left), request.num_tokens)
         for span in overlapping(request.spans, start, end):
             begin = max(span.offset, start)
+            if begin >= end:
+                break
             if span.is_whole and span.end > end:
                 if begin > start or span.end - start > draft.tokens_left:
                     return begin
                 end = span.end  # in one piece, even if longer than a chunk
             if not self._secure_media(request, span, draft):
                 return begin
+            if not span.is_whole:  # encoding takes time from rows, but for the first that needs it
+                end = max(begin + 1, min(end, start + draft.prompt_rows_left))
         return end
 
     def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
@@ -268,13 +279,15 @@ class Scheduler:
         key = (request.cache_salt, span.digest, num_rows)
         entry = encoder.hold(key)
         if entry is None:
-            if draft.encode and num_rows > draft.encoder_left:
+            if not draft.can_encode(num_rows):
                 return False
             entry = encoder.reserve(key, num_rows)
             if entry is None:
                 return False
             draft.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
             draft.encoder_left -= num_rows
+            if draft.paced is not None:
+                draft.paced.add_image(num_rows)
         request.entries[idx] = entry
         return True
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from saccade.cache.encoder import Entry
 from saccade.cache.prefix import overlapping
-from saccade.scheduling.pace import Pace
+from saccade.scheduling.pace import PacedStep
 from saccade.scheduling.request import Request
 from saccade.scheduling.resources import DetachedResources
 from saccade.wire.update import Update
@@ -85,24 +85,27 @@ class Draft:
     step: int
     tokens_left: int
     encoder_left: int
-    prompt_rows_left: int
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     encode: dict[Entry, EncodeItem] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     is_short: bool = False  # a running request got no row
+    paced: PacedStep | None = None  # if outputs wait for it
     void: set[Request] = field(default_factory=set)  # their rows were computed from wrong rows
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
 
     @property
     def has_room(self) -> bool:
-        return self.tokens_left > 0 and self.prompt_rows_left > 0
+        return self.prompt_rows_left > 0
 
-    def slow_down(self, pace: Pace) -> None:
-        """Leave only as much to prompts and images as the outputs planned so far can wait for."""
-        rows, image_rows = pace.prompt_rows(len(self.chunks)), pace.image_rows()
-        self.prompt_rows_left = self.tokens_left if rows is None else min(self.tokens_left, rows)
-        self.encoder_left = self.encoder_left if image_rows is None else min(self.encoder_left, image_rows)
+    @property
+    def prompt_rows_left(self) -> int:
+        return self.tokens_left if self.paced is None else min(self.tokens_left, self.paced.prompt_rows_left)
+
+    def can_encode(self, num_rows: int) -> bool:
+        """The first image may exceed the budget."""
+        has_room = not self.encode or num_rows <= self.encoder_left
+        return has_room and (self.paced is None or self.paced.can_encode(num_rows))
 
     def add_rows(self, request: Request, end: int) -> None:
         start = request.num_planned
@@ -127,7 +130,8 @@ class Draft:
             picks_logits=request.params.pooling == "logits" and end == len(request.prompt_ids),
         )
         self.tokens_left -= end - start
-        self.prompt_rows_left -= end - start
+        if self.paced is not None:
+            self.paced.add_rows(end - start)
         request.num_planned = end
         request.num_pending += wants_logits
 

@@ -22,7 +22,8 @@ class SchedulerSettings:
     max_step_ms: float = setting(
         0.0,
         "about how long a step may take while answers are being written: longer prompts and more images are spread "
-        "over several, by times measured at the start; 0 sets no limit",
+        "over several, by times measured at the start; 0: on a GPU as serves most and keeps answers going, none "
+        "elsewhere; inf sets no limit",
     )
     encoder_budget_tokens: int = setting(
         0, "image rows encoded in one step; a longer image goes alone; 0: 8192 on a GPU, 512 elsewhere"
