@@ -22,9 +22,11 @@ from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine, spare_threads
+from saccade.execution.compiling import CompileProcesses, start_compiling
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
+from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
 from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
 from saccade.scheduling.engine import Engine
@@ -233,7 +235,6 @@ def main(folder: Path) -> int:
     for socket in (replies, last_words):
         socket.linger = LINGER_MS
         socket.connect(f"ipc://{folder / messages.REPLIES}")
-    import_packages()  # while the parent reads the model's files
 
     def die(error: SaccadeError) -> None:
         last_words.send(messages.encode(_failure(error)))
@@ -249,10 +250,15 @@ def main(folder: Path) -> int:
 
 def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     built: Built | None = None
+    compiling: CompileProcesses | None = None
     try:
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
-        built = _build(start, tell, die)
+        compiling = start_compiling(start, device_named(start.settings.device))
+        import_packages()  # meanwhile
+        built = _build(start, tell, die, compiling)
+        if compiling is not None:
+            compiling.note_started()
         engine = built.engine
         gc.collect()
         gc.freeze()  # permanent objects need not be scanned again while requests run
@@ -270,12 +276,14 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         tell(messages.Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
     finally:
+        if compiling is not None:
+            compiling.close()
         if built is not None:
             built.close()
     return 0
 
 
-def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
+def _build(start: messages.StartEngine, tell: Tell, die: OnDeath, compiling: CompileProcesses | None) -> Built:
     folder = Path(start.folder)
     spare_threads(folder)
     return build_engine(
@@ -286,6 +294,7 @@ def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
         report=tell,
         on_death=die,
         tries_grammars=True,
+        compiling=compiling,
     )
 
 
