@@ -3,6 +3,7 @@ GPU, first with empty caches (`rm -rf ~/.cache/saccade ~/.triton`), then again:
 
 python -m tests.gpu.profile_start FOLDER                 a checkpoint or a config.json, made-up weights
 python -m tests.gpu.profile_start FOLDER --alone         without processes that compile beside it
+python -m tests.gpu.profile_start FOLDER --share 0/12    what the first of twelve such processes does
 """
 
 import cProfile
@@ -17,8 +18,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from saccade.dry_run.compile_process import compile_share
 from saccade.execution.build import build_engine
-from saccade.execution.compiling import start_compiling
+from saccade.execution.compiling import CompileJob, start_compiling
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
@@ -80,11 +82,20 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--share", default="")
     parser.add_argument("--stage", default="capturing graphs", help="which one to profile")
     given = parser.parse_args()
     stages = Stages(given.stage)
     settings, limits = EngineSettings(load_format="dummy"), SchedulerSettings()
     start = StartEngine(str(given.folder), settings, limits)
+    if given.share:
+        index, count = map(int, given.share.split("/"))
+        import_packages()
+        stages.report(Stage("share"))
+        watch_compilers(stages)
+        compile_share(CompileJob(start, index, count))
+        show(stages)
+        return
     compiling = None if given.alone else start_compiling(start, device_named("auto"))
     sys.stdout.write(f"compiles beside: {compiling is not None}\n")
     import_packages()
@@ -97,19 +108,25 @@ def main() -> None:
         report=stages.report,
         compiling=compiling,
     )
-    stages.report(Stage(""))
     if compiling is not None:
         compiling.note_started()
+    show(stages)
+    built.close()
+
+
+def show(stages: Stages) -> None:
+    stages.report(Stage(""))
     for name, seconds in stages.seconds.items():
         own = [each for each in stages.compiled if each[0] == name]
         sys.stdout.write(f"{name:24} {seconds:7.2f} s; {len(own)} compiled in {sum(s for _, s, _ in own):.2f} s\n")
     for name, seconds, what in sorted(stages.compiled, key=lambda each: -each[1])[:NUM_SHOWN]:
         sys.stdout.write(f"{seconds:7.2f} s  {name:20} {what[:140]}\n")
+    if not stages.profile.getstats():
+        return
     text = StringIO()
     pstats.Stats(stages.profile, stream=text).sort_stats("tottime").print_stats(NUM_FUNCTIONS)
     pstats.Stats(stages.profile, stream=text).sort_stats("cumulative").print_stats(NUM_FUNCTIONS)
     sys.stdout.write(text.getvalue())
-    built.close()
 
 
 if __name__ == "__main__":
