@@ -256,6 +256,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
         compiling = start_compiling(start, device_named(start.settings.device))
         import_packages()  # meanwhile
+        gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
         built = _build(start, tell, die, compiling)
         if compiling is not None:
             compiling.note_started()

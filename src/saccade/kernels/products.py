@@ -72,7 +72,7 @@ _TILES: dict[Kind, tuple[Tile, ...]] = {
     "gelu_tanh": (Tile(128, 192, (2, 1), is_swapped=True), Tile(128, 208, (2, 1), is_swapped=True)),
 }
 
-_ALL: list[tuple[Kind, Tile]] = [
+EVERY_TILE: list[tuple[Kind, Tile]] = [
     *((kind, tile) for kind, tiles in _TILES.items() for tile in tiles),
     *(("plain", tile) for tile in _NARROW),
     ("gated", _SMALL),
@@ -169,7 +169,7 @@ class HopperProducts:
         """Tiles of the products so far, with any number of rows. All tiles, if there was no product."""
         shapes = self.met | {("plain", n, k) for kind, n, k in self.met if kind == "gated"}
         found = {(kind, tile) for kind, n, k in shapes for tile in _tiles_of(kind, n, k)}
-        return [each for each in _ALL if each in found or not shapes]
+        return [each for each in EVERY_TILE if each in found or not shapes]
 
     def compile_tile(self, kind: Kind, tile: Tile, device: torch.device, dtype: torch.dtype) -> None:
         x, weight, bias = (
@@ -213,7 +213,7 @@ def load_products() -> HopperProducts | str:
         plain, activated = interface.gemm_tuned.fn, interface.gemm_act
     except Exception as error:  # a broken installation must not stop a model that works without it
         return f"quack-kernels cannot be used: {type(error).__name__}"
-    return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for _, tile in _ALL})
+    return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for _, tile in EVERY_TILE})
 
 
 def _fields(tile: Tile) -> dict[str, Any]:
