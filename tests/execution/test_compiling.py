@@ -41,6 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartEngine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPU)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
     monkeypatch.setattr(compiling, "COMPILER", MODULE)
     monkeypatch.setattr(compiling, "_available_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(os, "cpu_count", lambda: 5)

@@ -110,7 +110,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> FakePackages:
     monkeypatch.setattr(triton.runtime.driver, "_active", device)
     monkeypatch.setattr("triton.compiler.compile", fake.compile)
     flash = SimpleNamespace(JITPersistentCache=fake.cache)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.cache_utils", flash)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.cache_utils", flash)
     return fake
 
 

@@ -46,7 +46,7 @@ class CompileProcesses:
     """Processes that compile. `wait` returns when all have ended; `close` ends those that run. Where another worker
     compiles the same kernels already, there are none, and `wait` waits for that one."""
 
-    def __init__(self, start: StartEngine, count: int, stamp: Path, module: str = COMPILER) -> None:
+    def __init__(self, start: StartEngine, count: int, stamp: Path, module: str) -> None:
         self._stamp = stamp
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock: int | None = None
@@ -120,10 +120,12 @@ def start_compiling(start: StartEngine, device: torch.device) -> CompileProcesse
     if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None:
         return None
     stamp = folder / "started" / _digest(start, device)
-    count = num_processes(
-        os.cpu_count() or 1, _available_bytes(), torch.cuda.get_device_properties(device).total_memory
-    )
-    return None if stamp.exists() or count < 2 else CompileProcesses(start, count, stamp)
+    device_bytes = torch.cuda.get_device_properties(device).total_memory
+    count = num_processes(os.cpu_count() or 1, _available_bytes(), device_bytes)
+    if stamp.exists() or count < 2:
+        return None
+    torch.zeros((), device=device)  # a GPU may be for one process only, and that is this one
+    return CompileProcesses(start, count, stamp, COMPILER)
 
 
 def num_processes(num_cores: int, host_bytes: int, device_bytes: int) -> int:

@@ -59,7 +59,9 @@ class CompileOnly:
         """In here kernels of Triton and flash-attn-4 are compiled instead of launched; products follow at the end."""
         with _triton_compiles_only(self._share), _flash_compiles_only(self._heavy):
             yield
-        for kind, tile in self._products.tiles() if self._products is not None else ():
+        if self._products is None:
+            return
+        for kind, tile in self._products.tiles():
             if self._heavy.has((kind, tile)):
                 self._products.compile_tile(kind, tile, self._device, self._dtype)
 
