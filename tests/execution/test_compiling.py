@@ -2,7 +2,6 @@
 
 import os
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,10 +112,8 @@ def test_a_second_worker_waits_for_the_first_and_starts_none(write: Write, start
     assert len(told) == 1
     third = processes(start, tmp_path)
     first.close()
-    begun = time.monotonic()
-    third.wait(told.append, wait_s=600)
-    assert time.monotonic() - begun < 300
-    third.close()
+    third.wait(told.append)
+    assert len(told) == 1, "there was nothing to wait for"
 
 
 def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine) -> None:

@@ -236,8 +236,9 @@ def build_executor(
         compiling.wait(report)
     report(Stage("measuring memory"))
     sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
-    report(Stage("loading kernels"))  # of products, whose shapes are known now
-    model.place.kernels.compile(device, model.place.dtype)
+    if model.place.kernels.compilers:
+        report(Stage("loading kernels"))  # of products, whose shapes are known now
+        model.place.kernels.compile(device, model.place.dtype)
     report(Stage("capturing graphs"))
     executor = new_executor(model, sizes, resolved.executor)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
