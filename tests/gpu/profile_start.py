@@ -20,7 +20,7 @@ from typing import Any
 
 from saccade.dry_run.compile_process import compile_share
 from saccade.execution.build import build_engine
-from saccade.execution.compiling import CompileJob, start_compiling
+from saccade.execution.compilers import CompileJob, start_compiling
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages

@@ -1,5 +1,5 @@
 """A process that compiles its share of a model's kernels: `python -m saccade.dry_run.compile_process`, started only by
-`saccade.execution.compiling`. It runs the passes of the engine to come on meta tensors, so that it needs no weights.
+`saccade.execution.compilers`. It runs the passes of the engine to come on meta tensors, so that it needs no weights.
 
 Its standard input has one line, what to compile; the process ends when that closes, or with its parent.
 """
@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from saccade.dry_run.blueprint import META, Blueprint, draw, dtype_for
-from saccade.execution.compiling import CompileJob
+from saccade.execution.compilers import CompileJob
 from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner

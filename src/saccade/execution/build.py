@@ -14,7 +14,7 @@ import torch
 from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
-from saccade.execution.compiling import CompileProcesses
+from saccade.execution.compilers import CompileProcesses
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.execution.rank_processes import OnDeath, RankProcesses

@@ -22,7 +22,7 @@ from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine, spare_threads
-from saccade.execution.compiling import CompileProcesses, start_compiling
+from saccade.execution.compilers import CompileProcesses, start_compiling
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor

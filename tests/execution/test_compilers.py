@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from saccade.config import kernel_folder
-from saccade.execution import compiling
-from saccade.execution.compiling import CompileJob, CompileProcesses, num_processes, start_compiling
+from saccade.execution import compilers
+from saccade.execution.compilers import CompileJob, CompileProcesses, num_processes, start_compiling
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage, StartEngine
 from tests.child_processes import children
@@ -41,8 +41,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartEngine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPU)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
-    monkeypatch.setattr(compiling, "COMPILER", MODULE)
-    monkeypatch.setattr(compiling, "_available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(compilers, "COMPILER", MODULE)
+    monkeypatch.setattr(compilers, "_available_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -96,7 +96,7 @@ def test_processes_that_cannot_be_started_are_done_without(
     def refuse(*args: object, **how: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(compiling, "start_python", refuse)
+    monkeypatch.setattr(compilers, "start_python", refuse)
     processes(start, tmp_path).wait(lambda stage: None)
     assert "one after the other: no more processes" in caplog.text
 
