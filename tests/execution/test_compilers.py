@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from saccade.config import kernel_folder
-from saccade.execution import compilers
-from saccade.execution.compilers import CompileJob, CompileProcesses, num_processes, start_compiling
+from saccade.execution import spare_compilers
+from saccade.execution.compilers import CompileJob, CompileProcesses, room_on, start_compiling
+from saccade.execution.spare_compilers import SpareCompilers, room_for_compilers
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage, StartEngine
 from tests.child_processes import children
@@ -41,8 +42,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartEngine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPU)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
-    monkeypatch.setattr(compilers, "COMPILER", MODULE)
-    monkeypatch.setattr(compilers, "_available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(spare_compilers, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(spare_compilers, "GPUS", tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -50,7 +51,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartEngine:
 
 
 def processes(start: StartEngine, tmp_path: Path, count: int = 3) -> CompileProcesses:
-    return CompileProcesses(start, count, tmp_path / "stamps" / "stamp", MODULE)
+    return CompileProcesses(start, count, tmp_path / "stamps" / "stamp", no_spares())
+
+
+def no_spares() -> SpareCompilers:
+    found = SpareCompilers(MODULE)
+    found.close()
+    return found
 
 
 def test_every_process_gets_its_share_and_progress_is_told(write: Write, start: StartEngine, tmp_path: Path) -> None:
@@ -91,14 +98,15 @@ def test_nothing_is_left_of_a_start_that_ends(write: Write, start: StartEngine, 
 
 
 def test_processes_that_cannot_be_started_are_done_without(
-    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **how: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(compilers, "start_python", refuse)
-    processes(start, tmp_path).wait(lambda stage: None)
-    assert "one after the other: no more processes" in caplog.text
+    monkeypatch.setattr(spare_compilers, "start_python", refuse)
+    told: list[Stage] = []
+    processes(start, tmp_path).wait(told.append)
+    assert told == []
 
 
 def test_a_second_worker_waits_for_the_first_and_starts_none(write: Write, start: StartEngine, tmp_path: Path) -> None:
@@ -119,16 +127,16 @@ def test_a_second_worker_waits_for_the_first_and_starts_none(write: Write, start
 def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine) -> None:
     write("")
     gpu = torch.device("cuda")
-    found = start_compiling(start, gpu)
+    found = start_compiling(start, gpu, no_spares())
     assert found is not None
     found.wait(lambda stage: None)
-    again = start_compiling(start, gpu)
+    again = start_compiling(start, gpu, no_spares())
     assert again is not None, "the engine has not started yet"
     again.wait(lambda stage: None)
     again.note_started()
-    assert start_compiling(start, gpu) is None
+    assert start_compiling(start, gpu, no_spares()) is None
     longer = msgspec.structs.replace(start, limits=SchedulerSettings(max_num_seqs=8))
-    other = start_compiling(longer, gpu)
+    other = start_compiling(longer, gpu, no_spares())
     assert other is not None, "other passes may need other kernels"
     other.close()
     folder = kernel_folder()
@@ -137,16 +145,47 @@ def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine
 
 
 def test_where_nothing_is_compiled_beside(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start_compiling(start, torch.device("cpu")) is None
+    assert start_compiling(start, torch.device("cpu"), no_spares()) is None
     ranks = msgspec.structs.replace(start, settings=EngineSettings(tensor_parallel_size=2))
-    assert start_compiling(ranks, torch.device("cuda")) is None
+    assert start_compiling(ranks, torch.device("cuda"), no_spares()) is None
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert start_compiling(start, torch.device("cuda")) is None
+    assert start_compiling(start, torch.device("cuda"), no_spares()) is None
 
 
-@pytest.mark.parametrize(
-    ("cores", "host", "device", "expected"),
-    [(16, 120, 140, 11), (16, 120, 80, 6), (8, 120, 140, 6), (64, 480, 180, 12), (16, 7, 140, 2), (2, 16, 140, 0)],
-)
-def test_their_number_follows_cores_and_memory(cores: int, host: int, device: int, expected: int) -> None:
-    assert num_processes(cores, host * GIB, device * GIB) == expected
+def test_a_bare_machine_has_spare_ones_and_a_start_takes_them(write: Write, start: StartEngine) -> None:
+    write("")
+    before = set(children(os.getpid()))
+    spares = SpareCompilers(MODULE)
+    waiting = set(children(os.getpid())) - before
+    assert len(waiting) == 3, "cores but two"
+    assert SpareCompilers(MODULE).take(0) == [], "another worker starts none"
+    assert set(children(os.getpid())) - before == waiting
+    found = start_compiling(start, torch.device("cuda"), spares)
+    assert found is not None
+    assert set(children(os.getpid())) - before <= waiting
+    found.wait(lambda stage: None)
+    found.note_started()
+    assert set(children(os.getpid())) <= before
+    no_more = SpareCompilers(MODULE)
+    assert set(children(os.getpid())) <= before
+    no_more.close()
+
+
+def test_spare_ones_that_are_not_needed_end(write: Write, start: StartEngine) -> None:
+    write("")
+    before = set(children(os.getpid()))
+    assert start_compiling(start, torch.device("cpu"), SpareCompilers(MODULE)) is None
+    assert set(children(os.getpid())) <= before
+
+
+@pytest.mark.parametrize(("cores", "host", "expected"), [(16, 120, 12), (8, 120, 6), (16, 7, 2), (2, 16, 0), (1, 1, 0)])
+def test_their_number_follows_cores_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, host: int, expected: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(spare_compilers, "available_bytes", lambda: host * GIB)
+    assert room_for_compilers() == expected
+
+
+def test_they_leave_the_gpu_to_the_weights() -> None:
+    assert [room_on(size * GIB) for size in (16, 24, 80, 140)] == [1, 2, 6, 11]

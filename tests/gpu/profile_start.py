@@ -21,6 +21,7 @@ from typing import Any
 from saccade.dry_run.compile_process import compile_share
 from saccade.execution.build import build_engine
 from saccade.execution.compilers import CompileJob, start_compiling
+from saccade.execution.spare_compilers import SpareCompilers
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
@@ -96,7 +97,7 @@ def main() -> None:
         compile_share(CompileJob(start, index, count))
         show(stages)
         return
-    compiling = None if given.alone else start_compiling(start, device_named("auto"))
+    compiling = None if given.alone else start_compiling(start, device_named("auto"), SpareCompilers())
     sys.stdout.write(f"compiles beside: {compiling is not None}\n")
     import_packages()
     watch_compilers(stages)

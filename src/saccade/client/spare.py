@@ -9,7 +9,7 @@ from saccade.bytecode import compile_if_new
 from saccade.config import worker_environment
 from saccade.processes import start_python
 
-WORKER = "saccade.execution.worker"
+WORKER = "saccade.execution.worker_start"
 
 
 class Spare:

@@ -22,15 +22,18 @@ from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
 from saccade.kernels.packages import import_packages
 from saccade.models.model_config import Config
-from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
 
 def main() -> int:
     end_with_parent()
-    import_packages()  # while the parent writes
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
+    import_packages()  # before it is known what to compile
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return EXIT_ORPHANED
     end_with_input()
+    job = msgspec.json.decode(line, type=CompileJob)
     return EXIT_FAILED if compile_share(job) else 0
 
 

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -19,15 +20,12 @@ import msgspec
 import torch
 
 from saccade import kernels
-from saccade.config import kernel_folder, worker_environment
-from saccade.processes import start_python
+from saccade.config import kernel_folder
+from saccade.execution.spare_compilers import STARTED, SpareCompilers, end_compilers, room_for_compilers
 from saccade.wire.messages import OnStage, Stage, StartEngine
 
-COMPILER = "saccade.dry_run.compile_process"
 PACKAGES = ("saccade-vlm", "torch", "triton", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl")
-MOST_PROCESSES = 12  # there are some 60 kernels, and the slowest takes a tenth of all
-SPARED_CORES = 2
-HOST_BYTES, DEVICE_BYTES = 3 * 2**30, 3 * 2**29  # that one process may need
+DEVICE_BYTES = 3 * 2**29  # that one process may need
 DEVICE_SHARE = 1 / 8  # of a GPU's memory, for all of them; they end before memory is measured
 WAIT_S, POLL_S = 240.0, 0.05
 
@@ -46,27 +44,20 @@ class CompileProcesses:
     """Processes that compile. `wait` returns when all have ended; `close` ends those that run. Where another worker
     compiles the same kernels already, there are none, and `wait` waits for that one."""
 
-    def __init__(self, start: StartEngine, count: int, stamp: Path, module: str) -> None:
+    def __init__(self, start: StartEngine, count: int, stamp: Path, spares: SpareCompilers) -> None:
         self._stamp = stamp
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock: int | None = None
-        try:
+        with suppress(OSError):
             stamp.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(stamp.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(stamp.parent.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
             if self._is_first():
-                self._start(start, count, module)
-        except OSError as error:  # no memory, or one that ended at once
-            log.warning("kernels are compiled one after the other: %s", error)
-            self.close()
-
-    def _start(self, start: StartEngine, count: int, module: str) -> None:
-        environment = worker_environment()
-        for index in range(count):
-            process = start_python(module, environment=environment)
-            self._processes.append(process)
-            assert process.stdin is not None, "it is a pipe"
-            process.stdin.write(msgspec.json.encode(CompileJob(start, index, count)) + b"\n")
-            process.stdin.flush()
+                self._processes = spares.take(count)
+        for index, process in enumerate(self._processes):
+            with suppress(OSError):  # one that has ended
+                assert process.stdin is not None, "it is a pipe"
+                process.stdin.write(msgspec.json.encode(CompileJob(start, index, count)) + b"\n")
+                process.stdin.flush()
 
     def wait(self, report: OnStage, wait_s: float = WAIT_S) -> None:
         """Report how many have ended until all have."""
@@ -89,11 +80,7 @@ class CompileProcesses:
             log.debug("the next start will compile kernels again", exc_info=True)
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            assert process.stdin is not None, "it is a pipe"
-            process.stdin.close()
-            process.wait()
+        end_compilers(self._processes)
         self._processes = []
         if self._lock is not None:
             os.close(self._lock)  # unlocks it
@@ -114,23 +101,27 @@ class CompileProcesses:
         return True
 
 
-def start_compiling(start: StartEngine, device: torch.device) -> CompileProcesses | None:
-    """None where nothing is compiled, where all of it is on disk, or where several processes would not help."""
+def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompilers) -> CompileProcesses | None:
+    """None where nothing is compiled, where all of it is on disk, or where several processes would not help. Takes or
+    ends the spare ones."""
     folder = kernel_folder()
     if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None:
+        spares.close()
         return None
-    stamp = folder / "started" / _digest(start, device)
-    device_bytes = torch.cuda.get_device_properties(device).total_memory
-    count = num_processes(os.cpu_count() or 1, _available_bytes(), device_bytes)
+    stamp = folder / STARTED / _digest(start, device)
+    count = min(room_for_compilers(), room_on(torch.cuda.get_device_properties(device).total_memory))
     if stamp.exists() or count < 2:
+        spares.close()
         return None
     torch.zeros((), device=device)  # a GPU may be for one process only, and that is this one
-    return CompileProcesses(start, count, stamp, COMPILER)
+    found = CompileProcesses(start, count, stamp, spares)
+    spares.close()
+    return found
 
 
-def num_processes(num_cores: int, host_bytes: int, device_bytes: int) -> int:
-    by_memory = min(host_bytes // HOST_BYTES, int(device_bytes * DEVICE_SHARE) // DEVICE_BYTES)
-    return max(0, min(MOST_PROCESSES, num_cores - SPARED_CORES, by_memory))
+def room_on(device_bytes: int) -> int:
+    """How many processes may use a GPU."""
+    return int(device_bytes * DEVICE_SHARE) // DEVICE_BYTES
 
 
 def _digest(start: StartEngine, device: torch.device) -> str:
@@ -154,13 +145,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _available_bytes() -> int:
-    """Of the host's memory."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(next(found, "0"))

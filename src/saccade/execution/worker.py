@@ -1,4 +1,4 @@
-"""The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
+"""The engine process, as `worker_start` begins it.
 
 It takes commands between steps and blocks on them only when idle. The parent holds the other end of its standard input:
 when that closes, or the kernel reports the parent's death, the process exits. Nothing it does outlives it, so SIGTERM
@@ -7,7 +7,6 @@ keeps its default and ends it at once. The orderly way is the `Close` command.
 
 import gc
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -24,11 +23,12 @@ from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestErr
 from saccade.execution.build import Built, build_engine, spare_threads
 from saccade.execution.compilers import CompileProcesses, start_compiling
 from saccade.execution.rank_processes import OnDeath
+from saccade.execution.spare_compilers import SpareCompilers
 from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
-from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
+from saccade.processes import EXIT_FAILED
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
@@ -223,9 +223,7 @@ class Worker:
         self._is_open = False
 
 
-def main(folder: Path) -> int:
-    end_with_parent()
-    end_with_input()
+def main(folder: Path, spares: SpareCompilers) -> int:
     context = zmq.Context()
     # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
@@ -242,20 +240,22 @@ def main(folder: Path) -> int:
         os._exit(EXIT_FAILED)
 
     try:
-        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die)
+        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die, spares)
     finally:
+        spares.close()
         gc.unfreeze()
         context.destroy()
 
 
-def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
     built: Built | None = None
     compiling: CompileProcesses | None = None
     try:
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
-        compiling = start_compiling(start, device_named(start.settings.device))
-        import_packages()  # meanwhile
+        tell(messages.Stage("importing packages"))
+        compiling = start_compiling(start, device_named(start.settings.device), spares)
+        import_packages()
         gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
         built = _build(start, tell, die, compiling)
         if compiling is not None:
@@ -320,7 +320,3 @@ def _refusal(serial: int, error: Exception) -> messages.Refused:
         return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
     return messages.Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
