@@ -18,9 +18,11 @@ from saccade.execution.compilers import CompileJob
 from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
+from saccade.inputs.chat_messages import MediaKind
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
 from saccade.kernels.packages import import_packages
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 from saccade.wire.sampling_params import MAX_LOGPROBS
@@ -53,7 +55,8 @@ def compile_share(job: CompileJob) -> int:
             try:
                 run()
             except Exception:
-                traceback.print_exc()
+                if num_failed == job.index == 0:  # all processes meet the same ones
+                    traceback.print_exc()
                 num_failed += 1
     return num_failed
 
@@ -75,8 +78,11 @@ def _outside_graphs(blueprint: Blueprint) -> None:
     """Pixels to patches, edits of logits and their scores."""
     executor, state = blueprint.executor, blueprint.executor.state
     if executor.encoder is not None:
-        pixels = StagedPixels(META, executor.encoder.shapes)
-        for kind, shape in executor.encoder.shapes.items():
+        kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
+        kinds = {"image": executor.settings.images, "video": executor.settings.videos}
+        shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
+        pixels = StagedPixels(META, shapes)
+        for kind, shape in shapes.items():
             picture = warm_up_picture(kind, shape)
             pixels.patchify([picture], executor.encoder.graphs.phase.arena.rows("patches", picture.num_rows))
     sampling, edited_1V = state.sampling, state.edited[:1]

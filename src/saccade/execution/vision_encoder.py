@@ -57,14 +57,14 @@ class Encoder:
         self.graphs = GraphRunner(phase, graphs, lane_for(model.place.device))
         kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
         kinds = {"image": settings.images, "video": settings.videos}
-        self.shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
-        self._pixels = new_pixels(model.place.device, self.shapes)
+        self._shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
+        self._pixels = new_pixels(model.place.device, self._shapes)
         assert state.vision_rows is not None, "a model with a tower has rows for its images"
         self._longest = min(state.max_keys, state.vision_rows.shape[1] - settings.page_rows)
 
     @property
     def facts(self) -> VisionFacts:
-        frames = {kind: shape.temporal_patch for kind, shape in self.shapes.items()}
+        frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
         num_ranks = self._sharing.size
         return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
 
@@ -114,7 +114,7 @@ class Encoder:
         """Compile the kernels that turn pixels into patches; they run outside the vision graph. Runs twice, because the
         first launch after compilation takes a different path from later ones."""
         with self.side_stream.work():
-            for kind, shape in (*self.shapes.items(),) * 2:
+            for kind, shape in (*self._shapes.items(),) * 2:
                 picture = warm_up_picture(kind, shape)
                 self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
 

@@ -253,8 +253,10 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
     try:
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
-        tell(messages.Stage("importing packages"))
-        compiling = start_compiling(start, device_named(start.settings.device), spares)
+        device = device_named(start.settings.device)
+        if device.type == "cuda":
+            tell(messages.Stage("importing packages"))
+        compiling = start_compiling(start, device, spares)
         import_packages()
         gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
         built = _build(start, tell, die, compiling)
