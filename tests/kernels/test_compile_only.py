@@ -20,6 +20,7 @@ from saccade.kernels.backends import AttentionDispatch
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import Kernels, SamplingKernels
 from saccade.kernels.products import EVERY_TILE, HopperProducts, Kind, Tile, choose
+from saccade.kernels.weight import E4M3, Layout, Scaled, new_weight
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 triton = pytest.importorskip("triton")
@@ -189,3 +190,13 @@ def test_every_tile_that_rows_can_choose_is_compiled(kind: Kind, n: int, k: int)
     chosen = {choose(kind, m, n, k) for m in range(1, 2200)} - {None}
     assert chosen <= {tile for found, tile in products.tiles() if found == kind}
     assert len(products.tiles()) < len(EVERY_TILE)
+
+
+def test_products_that_take_no_meta_tensors_are_left_out() -> None:
+    def scaled_mm(*args: object) -> torch.Tensor:
+        raise NotImplementedError
+
+    x = Scaled(torch.empty(6, 256, device="meta", dtype=E4M3), torch.empty(6, device="meta"))
+    weight = new_weight(128, 256, layout=Layout.ROWS, dtype=torch.bfloat16, device=torch.device("meta"))
+    y = compile_only._without_product(scaled_mm)(x, weight)
+    assert (y.shape, y.dtype, y.device.type) == ((6, 128), torch.bfloat16, "meta")

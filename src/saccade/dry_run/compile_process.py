@@ -21,7 +21,7 @@ from saccade.graphs import Frame, GraphRunner
 from saccade.inputs.chat_messages import MediaKind
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
-from saccade.kernels.packages import import_packages
+from saccade.kernels.packages import import_anyway
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
@@ -30,7 +30,7 @@ from saccade.wire.sampling_params import MAX_LOGPROBS
 
 def main() -> int:
     end_with_parent()
-    import_packages()  # before it is known what to compile
+    import_anyway()  # before it is known what to compile
     line = sys.stdin.buffer.readline()
     if not line:
         return EXIT_ORPHANED

@@ -17,6 +17,7 @@ from saccade.kernels.adapters import FlashAttention, TorchVarlen
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.products import HopperProducts
+from saccade.kernels.weight import Scaled, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class CompileOnly:
         if isinstance(attention, AttentionDispatch):
             chosen = AttentionDispatch(*(_without_launch(backend, device) for backend in attention.backends))
             functions |= {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+        if "scaled_linear" in functions:
+            functions["scaled_linear"] = _without_product(functions["scaled_linear"])
         self.kernels = replace(kernels, functions=functions)
 
     @contextmanager
@@ -68,6 +71,19 @@ class CompileOnly:
 
 def _nothing(*args: Any, **how: Any) -> None:
     pass
+
+
+def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch's products in e4m3, which are compiled already, take no meta tensors."""
+
+    def call(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        try:
+            return function(x, weight, bias, out)
+        except (NotImplementedError, RuntimeError):
+            shape = (x.data.shape[0], weight.shape[0])
+            return torch.empty(shape, dtype=weight.dtype, device=x.data.device) if out is None else out
+
+    return call
 
 
 def _without_launch(backend: AttentionBackend, device: torch.device) -> AttentionBackend:
