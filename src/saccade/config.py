@@ -42,15 +42,20 @@ def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
     return (os.environ if variables is None else variables).get("OPENAI_API_KEY", "")
 
 
-KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "TRITON_CACHE_DIR")
 KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
+
+
+def kernel_folder() -> Path | None:
+    """Where compiled kernels are kept."""
+    return _private_folder("kernels")
 
 
 def use_private_kernel_cache() -> None:
     """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' defaults are a
     well-known name in the shared temporary folder, or a compile at every start. Call before importing them."""
-    if (folder := _private_folder("kernels")) is not None:  # else they recompile
+    if (folder := kernel_folder()) is not None:  # else they recompile
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault(KEEPS_ATTENTION, "1")

@@ -82,7 +82,7 @@ class ServerProcess:
 
     def engine_pid(self) -> int:
         for _ in range(100):
-            if found := children_of(self.popen.pid, "saccade.execution.worker"):
+            if found := children_of(self.popen.pid, "saccade.execution.worker_start"):
                 break
             time.sleep(0.02)  # it is left out while another child ends
         [pid] = found

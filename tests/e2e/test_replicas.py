@@ -15,7 +15,7 @@ from saccade import bundled
 from tests.e2e.known import BUNDLED, Question, cache_hits, repeated
 from tests.e2e.process import END_S, ServerProcess, children_of, running
 
-WORKER = "saccade.execution.worker"
+WORKER = "saccade.execution.worker_start"
 BLOCK = 16  # tokens; a prompt's last ones may not fill one
 NUM_STREAMS, NUM_TOKENS = 6, 300  # no engine takes more than four of six, so that all run at once
 

@@ -163,7 +163,7 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in (KERNEL_CACHES[0], KEEPS_ATTENTION):
+    for name in (KERNEL_CACHES[0], KERNEL_CACHES[2], KEEPS_ATTENTION):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     monkeypatch.setenv(KERNEL_CACHES[1], "/chosen/by/the/user")

@@ -5,10 +5,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from saccade.bytecode import compile_if_new
 from saccade.config import worker_environment
 from saccade.processes import start_python
 
-WORKER = "saccade.execution.worker"
+WORKER = "saccade.execution.worker_start"
 
 
 class Spare:
@@ -20,7 +21,9 @@ class Spare:
         self.folder = Path(tempfile.mkdtemp(prefix="saccade-"))
         self.is_taken = False
         try:
-            self.process = start_python(WORKER, str(self.folder), environment=worker_environment())
+            environment = worker_environment()
+            compile_if_new(environment)
+            self.process = start_python(WORKER, str(self.folder), environment=environment)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise

@@ -18,7 +18,7 @@ from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.operation_mode import OperationMode
 from saccade.graphs.recorded import leaves_of
-from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
+from saccade.kernels.dispatch import Kernels, KernelTable, SamplingKernels, kernels_for, sampling_for
 from saccade.layers.formats import Formats
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
@@ -30,6 +30,7 @@ from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
+Tables = tuple[Kernels, SamplingKernels]
 TableT = TypeVar("TableT", bound=KernelTable)
 
 META = torch.device("meta")
@@ -45,17 +46,27 @@ class Blueprint:
     live: "LiveBytes"
 
 
-def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
-    """The blueprint of an engine (rank 0 of several), from the checkpoint's config.json and image settings."""
+def draw(
+    folder: Path,
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    *,
+    is_cuda: bool = True,
+    tables: Tables | None = None,
+) -> Blueprint:
+    """The blueprint of an engine (rank 0 of several), from the checkpoint's config.json and image settings. Without
+    `tables` kernels are plain torch and counted."""
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
-    dtype = _dtype(settings, config, is_cuda=is_cuda)
+    dtype = dtype_for(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
-    formats = read_formats(config, family.renames, Quantize.asked_by(settings))
-    place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype, formats=formats)
+    kernels, sampling = tables or (_counted(kernels_for("cpu", dtype), live), _counted(sampling_for("cpu"), live))
+    is_dummy = settings.load_format == "dummy"
+    formats = read_formats(config, family.renames, Quantize.asked_by(settings), is_dummy=is_dummy)
+    place = Placement(kernels=kernels, device=META, dtype=dtype, formats=formats)
     model = model_of_rank(0, place, spec, settings)
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
-    executor = new_executor(model, resolved.sizes, resolved.executor, _counted(sampling_for("cpu"), live))
+    executor = new_executor(model, resolved.sizes, resolved.executor, sampling)
     return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
 
 
@@ -130,7 +141,7 @@ def model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: Engine
     return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 
 
-def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.dtype:
+def dtype_for(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.dtype:
     if settings.dtype in DTYPES:
         return DTYPES[settings.dtype]
     return checkpoint_dtype(config) if is_cuda else torch.float32

@@ -15,6 +15,7 @@ import torch
 from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.compilers import CompileProcesses
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.execution.rank_processes import OnDeath, RankProcesses
@@ -106,9 +107,11 @@ def build_engine(
     report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
     tries_grammars: bool = False,
+    compiling: CompileProcesses | None = None,
 ) -> Built:
     """`report` is called for each stage and each tensor or graph in it; `on_death` is called from another thread with
-    the reason why the engine's ranks cannot continue. `tries_grammars`: they are not to be trusted (see `Trials`)."""
+    the reason why the engine's ranks cannot continue. `tries_grammars`: they are not to be trusted (see `Trials`).
+    Processes that compile kernels are waited for when the weights are loaded."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     config = Config.read(folder / "config.json")
@@ -133,7 +136,9 @@ def build_engine(
                 connect_s=settings.watchdog_timeout_s,
                 check=ranks.check,
             )
-        executor, resolved = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
+        executor, resolved = build_executor(
+            folder, settings, limits, device=device, groups=groups, report=report, compiling=compiling
+        )
         held = [share_of(executor)]
         if ranks is not None:
             held += [msgspec.convert(facts, RankShare) for facts in ranks.wait_ready()]
@@ -209,6 +214,7 @@ def build_executor(
     device: torch.device,
     groups: Groups = ONE_RANK,
     report: OnStage = lambda stage: None,
+    compiling: CompileProcesses | None = None,
 ) -> tuple[DeviceExecutor, Resolved]:
     """Built by every rank in lockstep: weights, buffers and checked graphs; also returns the resolved settings."""
     is_cuda = device.type == "cuda"
@@ -234,10 +240,13 @@ def build_executor(
             limits.max_num_batched_tokens,
         )
     model.reserve(**largest_passes(model, resolved.executor, resolved.sizes))
-    report(Stage("compiling kernels"))
-    model.place.kernels.compile(device, model.place.dtype)
+    if compiling is not None:
+        compiling.wait(report)
     report(Stage("measuring memory"))
     sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
+    if model.place.kernels.compilers:
+        report(Stage("loading kernels"))  # of products, whose shapes are known now
+        model.place.kernels.compile(device, model.place.dtype)
     report(Stage("capturing graphs"))
     executor = new_executor(model, sizes, resolved.executor)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))

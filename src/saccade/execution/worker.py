@@ -1,4 +1,4 @@
-"""The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
+"""The engine process, as `worker_start` begins it.
 
 It takes commands between steps and while one runs, and blocks on them only when idle. The parent holds the other end of
 its standard input: when that closes, or the kernel reports the parent's death, the process exits. Nothing it does
@@ -7,7 +7,6 @@ outlives it, so SIGTERM keeps its default and ends it at once. The orderly way i
 
 import gc
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -22,11 +21,14 @@ from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine, spare_threads
+from saccade.execution.compilers import CompileProcesses, start_compiling
 from saccade.execution.rank_processes import OnDeath
+from saccade.execution.spare_compilers import SpareCompilers
 from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
+from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
-from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
+from saccade.processes import EXIT_FAILED
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
@@ -248,9 +250,7 @@ class Worker:
         self._is_open = False
 
 
-def main(folder: Path) -> int:
-    end_with_parent()
-    end_with_input()
+def main(folder: Path, spares: SpareCompilers) -> int:
     context = zmq.Context(io_threads=messages.IO_THREADS)
     # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
@@ -262,7 +262,6 @@ def main(folder: Path) -> int:
         socket.linger = LINGER_MS
         socket.setsockopt(zmq.AFFINITY, messages.REPLIES_THREAD)
         socket.connect(f"ipc://{folder / messages.REPLIES}")
-    import_packages()  # while the parent reads the model's files
 
     def die(error: SaccadeError) -> None:
         last_words.send(messages.encode(_failure(error)))
@@ -270,18 +269,28 @@ def main(folder: Path) -> int:
         os._exit(EXIT_FAILED)
 
     try:
-        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die)
+        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die, spares)
     finally:
+        spares.close()
         gc.unfreeze()
         context.destroy()
 
 
-def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
     built: Built | None = None
+    compiling: CompileProcesses | None = None
     try:
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
-        built = _build(start, tell, die)
+        device = device_named(start.settings.device)
+        if device.type == "cuda":
+            tell(messages.Stage("importing packages"))
+        compiling = start_compiling(start, device, spares)
+        import_packages()
+        gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
+        built = _build(start, tell, die, compiling)
+        if compiling is not None:
+            compiling.note_started()
         engine = built.engine
         gc.collect()
         gc.freeze()  # permanent objects need not be scanned again while requests run
@@ -299,12 +308,14 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         tell(messages.Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
     finally:
+        if compiling is not None:
+            compiling.close()
         if built is not None:
             built.close()
     return 0
 
 
-def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
+def _build(start: messages.StartEngine, tell: Tell, die: OnDeath, compiling: CompileProcesses | None) -> Built:
     folder = Path(start.folder)
     spare_threads(folder)
     return build_engine(
@@ -315,6 +326,7 @@ def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
         report=tell,
         on_death=die,
         tries_grammars=True,
+        compiling=compiling,
     )
 
 
@@ -345,7 +357,3 @@ def _refusal(serial: int, error: Exception) -> messages.Refused:
         return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
     return messages.Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

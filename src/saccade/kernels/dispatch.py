@@ -171,6 +171,14 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
 
 
+def gpu_for(device: torch.device) -> torch.device | None:
+    """The GPU that a kernel for tensors of this device is compiled for; meta tensors stand for those of the current
+    one (see `compile_only`)."""
+    if device.type == "meta" and torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device if device.type == "cuda" else None
+
+
 def is_hopper(device: torch.device | int) -> bool:
     """Hopper or later."""
     return torch.cuda.get_device_capability(device) >= _HOPPER

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from saccade.kernels.dispatch import is_hopper
+from saccade.kernels.dispatch import gpu_for, is_hopper
 
 _ON: dict[str, Any] = {"OVERLAPS": True, "launch_pdl": True}
 _OFF: dict[str, Any] = {"OVERLAPS": False}
@@ -39,4 +39,5 @@ def overlapping(x: Tensor) -> dict[str, Any]:
 
 @lru_cache
 def _can_overlap(device: torch.device) -> bool:
-    return device.type == "cuda" and is_hopper(device)
+    found = gpu_for(device)
+    return found is not None and is_hopper(found)

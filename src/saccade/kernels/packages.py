@@ -17,6 +17,11 @@ def import_packages() -> None:
     left to the code that needs them."""
     if not torch.cuda.is_available() or not any(is_hopper(i) for i in range(torch.cuda.device_count())):
         return
+    import_anyway()
+
+
+def import_anyway() -> None:
+    """The same without asking for GPUs, which would open them."""
     use_private_kernel_cache()
     with suppress(Exception), unmarked_for_compilation():
         importlib.import_module("saccade.kernels.products").load_products()

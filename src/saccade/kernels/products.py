@@ -8,7 +8,7 @@ H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares 
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from typing import Any, Literal
@@ -72,6 +72,14 @@ _TILES: dict[Kind, tuple[Tile, ...]] = {
     "gelu_tanh": (Tile(128, 192, (2, 1), is_swapped=True), Tile(128, 208, (2, 1), is_swapped=True)),
 }
 
+EVERY_TILE: list[tuple[Kind, Tile]] = [
+    *((kind, tile) for kind, tiles in _TILES.items() for tile in tiles),
+    *(("plain", tile) for tile in _NARROW),
+    ("gated", _SMALL),
+]
+_STEP = 16  # divides the rows and columns of every tile: where choices change
+_MANY = 8192  # rows, from which on choices hardly change
+
 
 @lru_cache(maxsize=65536)
 def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
@@ -84,6 +92,15 @@ def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
         return None  # cuBLAS was as fast or faster for all such large k
     tile = _fastest(kind, m, n, k)
     return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
+
+
+@lru_cache
+def _tiles_of(kind: Kind, n: int, k: int) -> frozenset[Tile]:
+    """Tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile looks best at the
+    upper one; some limits are at multiples, so that the row before counts too."""
+    steps = [*range(_FEWEST_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
+    rows = (row for step in steps for row in (step, step - 1))
+    return frozenset(tile for row in rows if (tile := choose.__wrapped__(kind, row, n, k)) is not None)
 
 
 def _least_share(kind: Kind, m: int) -> float:
@@ -114,6 +131,7 @@ class HopperProducts:
     plain: Callable[..., Any]
     activated: Callable[..., Any]
     configs: Mapping[Tile, Any]
+    met: set[tuple[Kind, int, int]] = field(default_factory=set)  # kind, n and k of the products so far
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         tile = self._tile("plain" if bias is None else "bias", x, weight)
@@ -142,23 +160,33 @@ class HopperProducts:
         return y
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compile every tile: at most a second each, and no time once quack's disk cache has them."""
+        """Compile every tile that the products so far may get with other rows: seconds each, and no time once quack's
+        disk cache has them."""
+        for kind, tile in self.tiles():
+            self.compile_tile(kind, tile, device, dtype)
+
+    def tiles(self) -> list[tuple[Kind, Tile]]:
+        """Tiles of the products so far, with any number of rows. All tiles, if there was no product."""
+        shapes = self.met | {("plain", n, k) for kind, n, k in self.met if kind == "gated"}
+        found = {(kind, tile) for kind, n, k in shapes for tile in _tiles_of(kind, n, k)}
+        return [each for each in EVERY_TILE if each in found or not shapes]
+
+    def compile_tile(self, kind: Kind, tile: Tile, device: torch.device, dtype: torch.dtype) -> None:
         x, weight, bias = (
             torch.zeros(shape, device=device, dtype=dtype) for shape in ((512, 512), (1024, 512), (1024,))
         )
-        y = _new(x, 1024)
-        for tile in (*_TILES["plain"], *_NARROW):
-            self.plain(x, weight.t(), y, bias=None, config=self.configs[tile], split_k=1)
-        for tile in _TILES["bias"]:
-            self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=1)
-        for tile in (*_TILES["gated"], _SMALL):
+        if kind == "gated":
             self._activate(tile, x, weight, None, _new(x, 512), "swiglu", concat_layout=("B",))
-        for tile in _TILES["gelu_tanh"]:
-            self._activate(tile, x, weight, bias, y, _ACTIVATIONS["gelu_tanh"])
+        elif kind == "gelu_tanh":
+            self._activate(tile, x, weight, bias, _new(x, 1024), _ACTIVATIONS[kind])
+        else:
+            has_bias = {"bias": bias if kind == "bias" else None}
+            self.plain(x, weight.t(), _new(x, 1024), **has_bias, config=self.configs[tile], split_k=1)
 
     def _tile(self, kind: Kind, x: Tensor, weight: Tensor) -> Tile | None:
         if x.dim() != 2 or not x.is_contiguous() or not weight.is_contiguous():
             return None
+        self.met.add((kind, *weight.shape))
         return choose(kind, x.shape[0], *weight.shape)
 
     def _activate(
@@ -185,8 +213,7 @@ def load_products() -> HopperProducts | str:
         plain, activated = interface.gemm_tuned.fn, interface.gemm_act
     except Exception as error:  # a broken installation must not stop a model that works without it
         return f"quack-kernels cannot be used: {type(error).__name__}"
-    tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, *_NARROW}
-    return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for tile in tiles})
+    return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for _, tile in EVERY_TILE})
 
 
 def _fields(tile: Tile) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from saccade.errors import ConfigError
+from saccade.kernels.dispatch import gpu_for
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.triton_scaled import grouped_kernel, narrow_kernel, scaled_norm_kernel, scaled_rows_kernel
@@ -204,9 +205,10 @@ def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor
 @lru_cache
 def _shared_bytes(device: torch.device) -> int:
     """Of one program: 227 KiB on Hopper, 99 KiB on the smallest GPUs that have e4m3."""
-    if device.type != "cuda":
+    found = gpu_for(device)
+    if found is None:
         return _HOPPER_SHARED_BYTES
-    properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs do not know this one
+    properties: Any = torch.cuda.get_device_properties(found)  # torch's stubs do not know this one
     return int(properties.shared_memory_per_block_optin)
 
 

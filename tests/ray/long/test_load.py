@@ -89,7 +89,7 @@ def test_an_engine_that_dies_inside_its_replica_fails_its_health_and_both_are_re
     three.deploy(replicas=3, **SETTINGS)
     three.wait_running(3)
     victim = three.replica_pids()[0]
-    [worker] = children_of(victim, "saccade.execution.worker")
+    [worker] = children_of(victim, "saccade.execution.worker_start")
     streams = Streams(9, 400)
 
     async def kill_worker() -> list[tuple[int, str]]:

@@ -1,0 +1,65 @@
+"""Bytecode of the packages that a worker imports, compiled by several processes: `python -m saccade.bytecode I N`.
+
+Without it the first start on a machine compiles every module when it is imported, one after the other: half of the
+seconds that a worker's imports take there. What is not compiled in time, Python compiles as always.
+"""
+
+import os
+import py_compile
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+from saccade.config import BYTECODE_FOLDER
+from saccade.processes import end_with_input, end_with_parent, start_python
+
+# In the order of their imports; those that are not installed are left out.
+PACKAGES = ("saccade", "numpy", "zmq", "msgspec", "torch", "triton", "cutlass", "tvm_ffi", "quack", "flash_attn")
+FEWEST_CORES = 8
+MOST_PROCESSES = 8
+MODULE = "saccade.bytecode"
+
+
+def compile_if_new(environment: Mapping[str, str]) -> None:
+    """Start the processes if a worker with this environment has a bytecode folder of its own with nothing in it."""
+    folder, cores = environment.get(BYTECODE_FOLDER), os.cpu_count() or 1
+    if folder is None or cores < FEWEST_CORES or not Path(folder).is_dir() or any(Path(folder).iterdir()):
+        return
+    count = min(MOST_PROCESSES, cores // 2)
+    with suppress(OSError):
+        started = [start_python(MODULE, str(i), str(count), environment=environment) for i in range(count)]
+        Thread(target=_reap, args=(started,), daemon=True).start()
+
+
+def _reap(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for process in processes:
+        process.communicate()
+
+
+def sources(packages: Sequence[str]) -> Iterator[Path]:
+    """Files of installed packages, always in the same order. Nothing is imported."""
+    for name in packages:
+        found = find_spec(name)
+        for folder in (found.submodule_search_locations or ()) if found is not None else ():
+            yield from sorted(Path(folder).rglob("*.py"))
+
+
+def compile_share(index: int, count: int, packages: Sequence[str] = PACKAGES) -> None:
+    for i, source in enumerate(sources(packages)):
+        if i % count == index:
+            with suppress(OSError, ValueError):
+                py_compile.compile(str(source), quiet=2)
+
+
+def main(index: int, count: int) -> None:
+    end_with_parent()
+    end_with_input()
+    compile_share(index, count)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""A process that compiles its share of a model's kernels: `python -m saccade.dry_run.compile_process`, started only by
+`saccade.execution.compilers`. It runs the passes of the engine to come on meta tensors, so that it needs no weights.
+
+Its standard input has one line, what to compile; the process ends when that closes, or with its parent.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from saccade.dry_run.blueprint import META, Blueprint, draw, dtype_for
+from saccade.execution.compilers import CompileJob
+from saccade.execution.logits import ALIGNMENT
+from saccade.execution.pixels import StagedPixels, warm_up_picture
+from saccade.graphs import Frame, GraphRunner
+from saccade.inputs.chat_messages import MediaKind
+from saccade.kernels.compile_only import CompileOnly, Share
+from saccade.kernels.dispatch import device_named, open_device, sampling_for
+from saccade.kernels.packages import import_anyway
+from saccade.models.media import ImageSettings, VideoSettings
+from saccade.models.model_config import Config
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
+from saccade.wire.sampling_params import MAX_LOGPROBS
+
+
+def main() -> int:
+    end_with_parent()
+    import_anyway()  # before it is known what to compile
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return EXIT_ORPHANED
+    end_with_input()
+    job = msgspec.json.decode(line, type=CompileJob)
+    return EXIT_FAILED if compile_share(job) else 0
+
+
+def compile_share(job: CompileJob) -> int:
+    """Returns how many passes failed; the engine will compile their kernels itself."""
+    folder, settings = Path(job.start.folder), job.start.settings
+    device = device_named(settings.device)
+    dtype = dtype_for(settings, Config.read(folder / "config.json"), is_cuda=True)
+    open_device(device, dtype)
+    # Triton's kernels are dealt out from the other end, for those with attention and products are busy longer.
+    share, heavy = Share.of(job.count - 1 - job.index, job.count), Share.of(job.index, job.count)
+    only = CompileOnly(device, dtype, share, heavy)
+    blueprint = draw(folder, settings, job.start.limits, tables=(only.kernels, sampling_for(device)))
+    num_failed = 0
+    with torch.no_grad(), only.compiling():
+        for run in passes(blueprint):
+            try:
+                run()
+            except Exception:
+                if num_failed == job.index == 0:  # all processes meet the same ones
+                    traceback.print_exc()
+                num_failed += 1
+    return num_failed
+
+
+def passes(blueprint: Blueprint) -> Iterator[Callable[[], object]]:
+    """Every pass that is captured, in the layers that launch something new, and what runs outside graphs."""
+    executor = blueprint.executor
+    for runner in executor.phases:
+        yield from (partial(_run, runner, i) for i in reversed(range(len(runner.phase.buckets))))
+    yield partial(_outside_graphs, blueprint)
+
+
+def _run(runner: GraphRunner, bucket: int) -> None:
+    phase = runner.phase
+    phase.body(Frame(phase.arena, phase.buckets[bucket], is_warmup=True))
+
+
+def _outside_graphs(blueprint: Blueprint) -> None:
+    """Pixels to patches, edits of logits and their scores."""
+    executor, state = blueprint.executor, blueprint.executor.state
+    if executor.encoder is not None:
+        kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
+        kinds = {"image": executor.settings.images, "video": executor.settings.videos}
+        shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
+        pixels = StagedPixels(META, shapes)
+        for kind, shape in shapes.items():
+            picture = warm_up_picture(kind, shape)
+            pixels.patchify([picture], executor.encoder.graphs.phase.arena.rows("patches", picture.num_rows))
+    sampling, edited_1V = state.sampling, state.edited[:1]
+    ids_11, ids_1 = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((1, 1), (1,)))
+    sampling.apply_bias(edited_1V, ids_11, ids_11.float())
+    sampling.suppress(edited_1V, ids_11, ids_1 > 0)
+    for note in (sampling.mark_prompt, sampling.count_tokens):
+        note(state.seen, ids_1, ids_1, ids_1 > 0)
+    sampling.logprobs(state.logits[:1], ids_1, min(MAX_LOGPROBS, state.logits.shape[1]))
+    sampling.allow_only(edited_1V, torch.zeros(1, ALIGNMENT, dtype=torch.int32, device=META))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Kernels compiled by several processes while the worker imports packages and loads weights.
+
+Compilers of kernels run on one core each, so a first start waits for them one after the other. Here every process
+compiles a share of what the model's passes need to the caches on disk (`saccade.dry_run.compile_process`), and the
+worker then finds it there. A process that fails or hangs costs time only: what is missing is compiled on the way.
+"""
+
+import fcntl
+import logging
+import os
+import subprocess
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+import torch
+
+from saccade import kernels
+from saccade.config import kernel_folder
+from saccade.execution.spare_compilers import STARTED, SpareCompilers, end_compilers, room_for_compilers
+from saccade.wire.messages import OnStage, Stage, StartEngine
+
+PACKAGES = ("saccade-vlm", "torch", "triton", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl")
+DEVICE_BYTES = 3 * 2**29  # that one process may need
+DEVICE_SHARE = 1 / 8  # of a GPU's memory, for all of them; they end before memory is measured
+WAIT_S, POLL_S = 240.0, 0.05
+
+log = logging.getLogger(__name__)
+
+
+class CompileJob(msgspec.Struct, frozen=True):
+    """One of `count` shares of the kernels that an engine needs."""
+
+    start: StartEngine
+    index: int
+    count: int
+
+
+class CompileProcesses:
+    """Processes that compile. `wait` returns when all have ended; `close` ends those that run. Where another worker
+    compiles the same kernels already, there are none, and `wait` waits for that one."""
+
+    def __init__(self, start: StartEngine, count: int, stamp: Path, spares: SpareCompilers) -> None:
+        self._stamp = stamp
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock: int | None = None
+        with suppress(OSError):
+            stamp.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(stamp.parent.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            if self._is_first():
+                self._processes = spares.take(count)
+        for index, process in enumerate(self._processes):
+            with suppress(OSError):  # one that has ended
+                assert process.stdin is not None, "it is a pipe"
+                process.stdin.write(msgspec.json.encode(CompileJob(start, index, count)) + b"\n")
+                process.stdin.flush()
+
+    def wait(self, report: OnStage, wait_s: float = WAIT_S) -> None:
+        """Report how many have ended until all have."""
+        total, deadline, shown = len(self._processes), monotonic() + wait_s, -1
+        while (left := self._num_left()) and monotonic() < deadline:
+            if left != shown:
+                report(Stage("compiling kernels", max(0, total - left), total))
+            shown = left
+            sleep(POLL_S)
+        num_failed = sum(each.poll() != 0 for each in self._processes)
+        if num_failed:
+            log.warning("%d of %d processes that compile kernels failed: the start takes longer", num_failed, total)
+        self.close()
+
+    def note_started(self) -> None:
+        """Call when the engine is ready: then all its kernels are on disk, whoever compiled them."""
+        try:
+            self._stamp.touch()
+        except OSError:
+            log.debug("the next start will compile kernels again", exc_info=True)
+
+    def close(self) -> None:
+        end_compilers(self._processes)
+        self._processes = []
+        if self._lock is not None:
+            os.close(self._lock)  # unlocks it
+            self._lock = None
+
+    def _num_left(self) -> int:
+        if self._processes or self._lock is None:
+            return sum(each.poll() is None for each in self._processes)
+        return int(not self._is_first())
+
+    def _is_first(self) -> bool:
+        """Whether no other worker holds the lock; if so, this one does from now on."""
+        assert self._lock is not None, "it is open"
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompilers) -> CompileProcesses | None:
+    """None where nothing is compiled, where all of it is on disk, or where several processes would not help. Takes or
+    ends the spare ones."""
+    folder = kernel_folder()
+    if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None:
+        spares.close()
+        return None
+    stamp = folder / STARTED / _digest(start, device)
+    count = min(room_for_compilers(), room_on(torch.cuda.get_device_properties(device).total_memory))
+    if stamp.exists() or count < 2:
+        spares.close()
+        return None
+    torch.zeros((), device=device)  # a GPU may be for one process only, and that is this one
+    found = CompileProcesses(start, count, stamp, spares)
+    spares.close()
+    return found
+
+
+def room_on(device_bytes: int) -> int:
+    """How many processes may use a GPU."""
+    return int(device_bytes * DEVICE_SHARE) // DEVICE_BYTES
+
+
+def _digest(start: StartEngine, device: torch.device) -> str:
+    """Of all that decides which kernels are compiled: the model's dimensions, how it is run, on what, by what."""
+    properties = torch.cuda.get_device_properties(device)
+    sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
+    config = Path(start.folder) / "config.json"
+    parts = (
+        config.read_bytes() if config.is_file() else start.folder,
+        msgspec.json.encode(replace(start.settings, device="")),
+        msgspec.json.encode(start.limits),
+        (properties.name, properties.major, properties.minor, properties.multi_processor_count),
+        [_version(name) for name in PACKAGES],
+        [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in sources],
+    )
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,159 @@
+"""Kernels that are compiled to the caches on disk and never launched, for passes over meta tensors.
+
+Several processes share the work without talking to each other: each runs the same passes, so each meets the same
+kernels in the same order, and compiles those whose number is its own.
+"""
+
+import importlib
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.adapters import FlashAttention, TorchVarlen
+from saccade.kernels.backends import AttentionBackend, AttentionDispatch
+from saccade.kernels.dispatch import kernels_for
+from saccade.kernels.products import HopperProducts
+from saccade.kernels.weight import Scaled, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Every `count`-th of what is met, beginning with number `index`."""
+
+    index: int
+    count: int
+    _numbers: dict[Hashable, int]
+
+    @classmethod
+    def of(cls, index: int, count: int) -> "Share":
+        return cls(index, count, {})
+
+    def has(self, key: Hashable) -> bool:
+        return self._numbers.setdefault(key, len(self._numbers)) % self.count == self.index
+
+
+class CompileOnly:
+    """The kernels of a GPU, for passes over meta tensors. What its packages compile is compiled on the GPU itself, on
+    tensors of the same shape or smaller ones; nothing is computed."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, share: Share, heavy: Share) -> None:
+        self._device, self._dtype, self._share, self._heavy = device, dtype, share, heavy
+        kernels = kernels_for(device, dtype)
+        functions = dict(kernels.functions)
+        products = getattr(functions.get("linear"), "__self__", None)
+        self._products = products if isinstance(products, HopperProducts) else None
+        if self._products is not None:
+            idle = replace(self._products, plain=_nothing, activated=_nothing)  # notes shapes in the same set
+            functions |= {name: getattr(idle, name) for name in ("linear", "gated_linear", "activated_linear")}
+        attention = getattr(functions.get("varlen_attention"), "__self__", None)
+        if isinstance(attention, AttentionDispatch):
+            chosen = AttentionDispatch(*(_without_launch(backend, device) for backend in attention.backends))
+            functions |= {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+        if "scaled_linear" in functions:
+            functions["scaled_linear"] = _without_product(functions["scaled_linear"])
+        self.kernels = replace(kernels, functions=functions)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """In here kernels of Triton and flash-attn-4 are compiled instead of launched; products follow at the end."""
+        with _triton_compiles_only(self._share), _flash_compiles_only(self._heavy):
+            yield
+        if self._products is None:
+            return
+        for kind, tile in self._products.tiles():
+            if self._heavy.has((kind, tile)):
+                self._products.compile_tile(kind, tile, self._device, self._dtype)
+
+
+def _nothing(*args: Any, **how: Any) -> None:
+    pass
+
+
+def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch's products in e4m3, which are compiled already, take no meta tensors."""
+
+    def call(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        try:
+            return function(x, weight, bias, out)
+        except (NotImplementedError, RuntimeError):
+            shape = (x.data.shape[0], weight.shape[0])
+            return torch.empty(shape, dtype=weight.dtype, device=x.data.device) if out is None else out
+
+    return call
+
+
+def _without_launch(backend: AttentionBackend, device: torch.device) -> AttentionBackend:
+    if isinstance(backend, FlashAttention):
+        return replace(backend, function=_on_device(backend.function, device))
+    if isinstance(backend, TorchVarlen):
+        return replace(backend, function=lambda q, *args, **how: torch.empty_like(q))
+    return backend
+
+
+def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Tensor]:
+    """Calls a function once for each set of shapes, with new tensors in the place of meta tensors."""
+    met: set[Hashable] = set()
+
+    def described(value: Any) -> Hashable:
+        return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return made if made.is_floating_point() else made.zero_()  # no boundaries at random
+
+    def call(q: Tensor, *args: Any, **how: Any) -> Tensor:
+        key = (described(q), *map(described, args), *((name, described(value)) for name, value in how.items()))
+        if key not in met:
+            met.add(key)
+            function(real(q), *map(real, args), **{name: real(value) for name, value in how.items()})
+        return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+    return call
+
+
+@contextmanager
+def _triton_compiles_only(share: Share) -> Iterator[None]:
+    """A launch compiles the kernel and what Triton launches it by. Its hook decides which are left to others."""
+    triton = importlib.import_module("triton")
+    function: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    launch, hook = function.run, triton.knobs.runtime.jit_cache_hook
+
+    def is_left_out(*, key: Any, fn: Any, **details: Any) -> bool:
+        return not share.has((fn.module, fn.name, str(key)))
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+        if compiled is not None:
+            _ = compiled.run
+
+    function.run, triton.knobs.runtime.jit_cache_hook = run, is_left_out
+    try:
+        yield
+    finally:
+        function.run, triton.knobs.runtime.jit_cache_hook = launch, hook
+
+
+@contextmanager
+def _flash_compiles_only(heavy: Share) -> Iterator[None]:
+    """flash-attn-4 looks a kernel up in a cache, compiles it if it is missing, and calls what the cache has."""
+    try:
+        cache: Any = importlib.import_module("flash_attn.cute.cache_utils").JITPersistentCache
+    except (ImportError, AttributeError, OSError):
+        yield
+        return
+    contains, get = cache.__contains__, cache.__getitem__
+
+    def has(self: Any, key: Any) -> bool:
+        return not heavy.has((str(self.cache_path), key)) or contains(self, key)
+
+    cache.__contains__, cache.__getitem__ = has, lambda self, key: _nothing
+    try:
+        yield
+    finally:
+        cache.__contains__, cache.__getitem__ = contains, get

@@ -1,0 +1,202 @@
+"""Passes over meta tensors compile what they would launch, and several processes share that."""
+
+import importlib
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.compile_process import passes
+from saccade.kernels import compile_only
+from saccade.kernels.adapters import FlashAttention
+from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.compile_only import CompileOnly, Share
+from saccade.kernels.dispatch import Kernels, SamplingKernels
+from saccade.kernels.products import EVERY_TILE, HopperProducts, Kind, Tile, choose
+from saccade.kernels.weight import E4M3, Layout, Scaled, new_weight
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreting")
+
+DATA = Path(__file__).parents[1] / "data"
+CPU = torch.device("cpu")  # in the place of a GPU, on which packages compile
+COUNT = 2
+LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=512, encoder_budget_tokens=512, max_model_len=512)
+
+
+class FakePackages:
+    """Stand-ins for what compiles: Triton's compiler, quack's products, flash-attn-4's cache and function."""
+
+    def __init__(self) -> None:
+        self.triton: list[str] = []
+        self.tiles: list[object] = []
+        self.attention: list[object] = []
+        self.cache = _new_cache_class(self.attention)
+        self._flash_cache = self.cache()
+
+    def forget(self) -> None:
+        """Nothing is compiled yet, as in another process."""
+        self._flash_cache = self.cache()
+        for kernel in _jit_functions():
+            kernel.device_caches.clear()
+
+    def compile(self, src: Any, **how: Any) -> Any:
+        self.triton.append(f"{src.fn.fn.__name__} {src.signature} {src.constants} {src.attrs}")
+        return SimpleNamespace(run=None)
+
+    def product(self, x: torch.Tensor, *args: Any, config: Tile, activation: str = "", bias: Any, **how: Any) -> None:
+        assert x.device == CPU, "only small products are computed, to compile them"
+        self.tiles.append((activation, bias is None, config))
+
+    def attend(self, q: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        assert q.device == CPU
+        assert all(t.sum() == 0 for t in how.values() if isinstance(t, torch.Tensor)), "no boundaries at random"
+        key = (q.shape[1:], how.get("window_size"), how["max_seqlen_q"] == 1)
+        if key not in self._flash_cache:
+            self._flash_cache[key] = "compiled"
+        self._flash_cache[key](q)
+        return q
+
+    def kernels(self) -> Kernels:
+        modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision")]
+        found = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
+        tiles = HopperProducts(self.product, self.product, {tile: tile for _, tile in EVERY_TILE})
+        products = {name: getattr(tiles, name) for name in ("linear", "gated_linear", "activated_linear")}
+        triton_attention = importlib.import_module("saccade.kernels.fused_attention").TritonAttention()
+        attention = AttentionDispatch(FlashAttention(self.attend), triton_attention)
+        both = {name: getattr(attention, name) for name in ("varlen_attention", "paged_attention")}
+        return Kernels("fake", {**found, **products, **both})
+
+
+def _new_cache_class(compiled: list[object]) -> Any:
+    class Cache:
+        """As flash-attn-4's: in memory, and (not here) on disk."""
+
+        cache_path = Path("fwd")
+
+        def __init__(self) -> None:
+            self._kept: dict[object, object] = {}
+
+        def __contains__(self, key: object) -> bool:
+            return key in self._kept
+
+        def __getitem__(self, key: object) -> Any:
+            raise AssertionError("a kernel is about to be launched")
+
+        def __setitem__(self, key: object, value: object) -> None:
+            compiled.append(key)
+            self._kept[key] = value
+
+    return Cache
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> FakePackages:
+    fake = FakePackages()
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton warns
+    monkeypatch.setattr(compile_only, "kernels_for", lambda device, dtype: fake.kernels())
+    monkeypatch.setattr("saccade.kernels.overlap._can_overlap", lambda device: True)
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    device = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: id(fake), get_current_stream=lambda device: 0
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", device)
+    monkeypatch.setattr("triton.compiler.compile", fake.compile)
+    flash = SimpleNamespace(JITPersistentCache=fake.cache)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.cache_utils", flash)
+    return fake
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    shutil.copy(DATA / "cli_qwen3_vl_8b_config.json", made / "config.json")
+    shutil.copy(DATA / "cli_qwen3_vl_8b_preprocessor.json", made / "preprocessor_config.json")
+    return made
+
+
+def compile_share(folder: Path, index: int, count: int) -> int:
+    only = CompileOnly(CPU, torch.bfloat16, Share.of(index, count), Share.of(index, count))
+    module = importlib.import_module("saccade.kernels.fused_sampling")
+    sampling = SamplingKernels("fake", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})
+    blueprint = draw(folder, EngineSettings(load_format="dummy"), LIMITS, tables=(only.kernels, sampling))
+    num_passes = 0
+    with torch.no_grad(), only.compiling():
+        for run in passes(blueprint):
+            run()
+            num_passes += 1
+    return num_passes
+
+
+def test_shares_divide_what_is_met() -> None:
+    shares = [Share.of(i, COUNT) for i in range(COUNT)]
+    owners = [[i for i, share in enumerate(shares) if share.has(key)] for key in "abcabcdefga"]
+    assert all(len(found) == 1 for found in owners)
+    assert owners[0] == owners[3] == owners[-1]
+    assert Counter(found[0] for found in owners[:3] + owners[6:10]) == {0: 4, 1: 3}
+
+
+def test_a_model_is_compiled_by_several_without_launching_anything(packages: FakePackages, folder: Path) -> None:
+    packages.forget()
+    compile_share(folder, 0, 1)
+    alone = [Counter(map(str, each)) for each in (packages.triton, packages.tiles, packages.attention)]
+    assert all(alone)
+    assert all(max(each.values()) == 1 for each in alone), "nothing is compiled twice"
+    names = {each.split()[0] for each in packages.triton}
+    assert {"norm_kernel", "rotary_kernel", "greedy_kernel", "job_rows_kernel", "note_kernel"} <= names
+    for found in (packages.triton, packages.tiles, packages.attention):
+        found.clear()
+    for index in range(COUNT):
+        packages.forget()
+        compile_share(folder, index, COUNT)
+    together = [Counter(map(str, each)) for each in (packages.triton, packages.tiles, packages.attention)]
+    assert together == alone
+
+
+def _jit_functions() -> list[Any]:
+    function = importlib.import_module("triton.runtime.jit").JITFunction
+    modules = [importlib.import_module(f"saccade.kernels.{name}") for name in MODULES]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, function)]
+
+
+MODULES = (
+    "triton_attention", "triton_fused", "triton_logits", "triton_sampling", "triton_vectors",
+    "fused_images", "fused_vision",
+)  # fmt: skip
+
+
+def test_launches_are_launches_again_afterwards(packages: FakePackages) -> None:
+    function = importlib.import_module("triton.runtime.jit").JITFunction
+    before = function.run, triton.knobs.runtime.jit_cache_hook, packages.cache.__contains__
+    with CompileOnly(CPU, torch.bfloat16, Share.of(0, 1), Share.of(0, 1)).compiling():
+        assert function.run is not before[0]
+    assert before == (function.run, triton.knobs.runtime.jit_cache_hook, packages.cache.__contains__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "k"), [("plain", 6144, 4096), ("plain", 4096, 12288), ("gated", 24576, 4096), ("bias", 3456, 1152)]
+)
+def test_every_tile_that_rows_can_choose_is_compiled(kind: Kind, n: int, k: int) -> None:
+    products = HopperProducts(lambda: None, lambda: None, {})
+    products.met.add((kind, n, k))
+    chosen = {choose(kind, m, n, k) for m in range(1, 2200)} - {None}
+    assert chosen <= {tile for found, tile in products.tiles() if found == kind}
+    assert len(products.tiles()) < len(EVERY_TILE)
+
+
+def test_products_that_take_no_meta_tensors_are_left_out() -> None:
+    def scaled_mm(*args: object) -> torch.Tensor:
+        raise NotImplementedError
+
+    x = Scaled(torch.empty(6, 256, device="meta", dtype=E4M3), torch.empty(6, device="meta"))
+    weight = new_weight(128, 256, layout=Layout.ROWS, dtype=torch.bfloat16, device=torch.device("meta"))
+    y = compile_only._without_product(scaled_mm)(x, weight)
+    assert (y.shape, y.dtype, y.device.type) == ((6, 128), torch.bfloat16, "meta")
