@@ -2,6 +2,8 @@
 send it again and again, while one asks for text and another for /health: median (and most) milliseconds, beside those
 of the quiet server just before. No time is asserted: on a busy machine all of them are longer."""
 
+import asyncio
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -74,6 +76,32 @@ def _values(client: httpx2.Client, serial: int) -> object:
     return client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
 
 
+def _at_once(num: int, data: bytes) -> Attack:
+    """The same bytes on many connections at the same time. Nobody waits for more than the first line of a reply."""
+
+    async def one(host: str, port: int) -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(data.replace(b"HOST", f"{host}:{port}".encode()))
+            await reader.readline()
+        finally:
+            writer.transport.abort()
+
+    async def all_of_them(url: httpx2.URL) -> None:
+        sent = (one(url.host, url.port or 80) for _ in range(num))
+        await asyncio.wait_for(asyncio.gather(*sent, return_exceptions=True), WAIT_S)
+
+    return lambda client, serial: asyncio.run(all_of_them(client.base_url))
+
+
+def _large_body() -> bytes:
+    body = json.dumps(_talk([part("image", bytes(1_800_000))])).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: HOST\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 def _grammar(client: httpx2.Client, serial: int) -> object:
     return client.post(CHAT, json=_talk("hello", guided_grammar=f"{ENDLESS}\nB{serial}: /x/", timeout=SECONDS))
 
@@ -82,6 +110,8 @@ ATTACKS: dict[str, Attack] = {
     "grammar": _grammar,
     **{name.replace(" ", "-"): _media(*file) for name, file in BAD.items()},
     "values": _values,
+    "bodies": _at_once(100, _large_body()),
+    "pipeline": _at_once(2, b"GET /health HTTP/1.1\r\nHost: HOST\r\n\r\n" * 20_000),
     "videos": _media("video", slow_gif()),
     "priority": lambda client, serial: client.post(CHAT, json=_talk("hello", priority=-(2**31))),
     "host": lambda client, serial: client.post(CHAT, json=_talk("hello"), headers={"host": "evil.example"}),

@@ -81,6 +81,22 @@ def test_a_thread_is_started_by_another_that_has_work(monkeypatch: pytest.Monkey
     assert starters.count(threading.current_thread().name) == 1 and starters.count("test") == 2
 
 
+def test_a_system_without_more_threads_makes_do_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    threads = FairThreads(3, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(fair_threads, "Thread", Failing)
+        with pytest.raises(RuntimeError, match="new thread"):
+            threads.submit(int)
+    assert threads.submit(int).result(WAIT_S) == 0
+    monkeypatch.setattr(fair_threads, "Thread", Failing)
+    assert [threads.submit(int).result(WAIT_S) for _ in range(5)] == [0] * 5
+    threads.shutdown()
+
+
 def test_an_error_keeps_nothing_of_its_work() -> None:
     """A refused request must not stay in memory until the garbage collector comes."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
@@ -48,7 +49,13 @@ class FairThreads:
             future.cancel()
 
     def _start(self) -> None:
-        Thread(target=self._work, name=self._name, daemon=True).start()
+        """One that is counted already."""
+        try:
+            Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._num_threads -= 1
+            raise
 
     def _work(self) -> None:
         while self._take_one():
@@ -67,7 +74,8 @@ class FairThreads:
             is_last = self._num_idle == 0 and self._num_threads < self._most
             self._num_threads += is_last
         if is_last:
-            self._start()
+            with suppress(RuntimeError):  # the system has no more threads: those that are there go on
+                self._start()
         try:
             if future.set_running_or_notify_cancel():
                 future.set_result(work())

@@ -1,5 +1,6 @@
 """The HTTP front end as a deployment of Ray Serve: the same routes as `saccade serve`, over replicas elsewhere."""
 
+import asyncio
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,7 @@ class Ingress:
         launch = found.launch()
         self._service = Service(launch.model, found.server, found.limits, found.media)
         prepared = await prepare(self._service, launch, Stages(lambda text: None, "", monotonic()))
+        await asyncio.to_thread(prepared.processor.tokenizer.warm_up)
         engine = await RemoteEngine.connect(engines, prepared.processor, plan, found.deploy.most_replicas)
         await open_service(self._service, launch, prepared, engine)
 
