@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from saccade import bundled
 from saccade.dry_run.blueprint import draw
 from saccade.dry_run.compile_process import passes
+from saccade.execution.assembly import new_executor
+from saccade.execution.build import resolve
+from saccade.execution.executor import DeviceExecutor
+from saccade.graphs import Frame
 from saccade.kernels import compile_only
 from saccade.kernels.adapters import FlashAttention
 from saccade.kernels.backends import AttentionDispatch
@@ -21,6 +26,7 @@ from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import Kernels, SamplingKernels
 from saccade.kernels.products import EVERY_TILE, HopperProducts, Kind, Tile, choose
 from saccade.kernels.weight import E4M3, Layout, Scaled, new_weight
+from saccade.models.weights import load_model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 triton = pytest.importorskip("triton")
@@ -123,11 +129,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def compile_share(folder: Path, index: int, count: int) -> int:
-    only = CompileOnly(CPU, torch.bfloat16, Share.of(index, count), Share.of(index, count))
+def sampling() -> SamplingKernels:
     module = importlib.import_module("saccade.kernels.fused_sampling")
-    sampling = SamplingKernels("fake", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})
-    blueprint = draw(folder, EngineSettings(load_format="dummy"), LIMITS, tables=(only.kernels, sampling))
+    return SamplingKernels("triton", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})
+
+
+def compile_share(folder: Path, index: int, count: int) -> int:
+    only = CompileOnly(CPU, torch.bfloat16, Share(index, count), Share(index, count))
+    blueprint = draw(folder, EngineSettings(load_format="dummy"), LIMITS, tables=(only.kernels, sampling()))
     num_passes = 0
     with torch.no_grad(), only.compiling():
         for run in passes(blueprint):
@@ -137,7 +146,7 @@ def compile_share(folder: Path, index: int, count: int) -> int:
 
 
 def test_shares_divide_what_is_met() -> None:
-    shares = [Share.of(i, COUNT) for i in range(COUNT)]
+    shares = [Share(i, COUNT) for i in range(COUNT)]
     owners = [[i for i, share in enumerate(shares) if share.has(key)] for key in "abcabcdefga"]
     assert all(len(found) == 1 for found in owners)
     assert owners[0] == owners[3] == owners[-1]
@@ -173,10 +182,34 @@ MODULES = (
 )  # fmt: skip
 
 
+def test_meta_tensors_stand_for_real_ones(packages: FakePackages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine looks for kernels by the types, strides and alignments of its own tensors."""
+    folder, settings = bundled.path(), EngineSettings(load_format="dummy", dtype="bfloat16")
+    limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=64, encoder_budget_tokens=64, max_model_len=64)
+    for_meta, for_real = Share(1, 10**9), Share(1, 10**9)  # kernels are numbered, and not compiled
+    only = CompileOnly(CPU, torch.bfloat16, for_meta, for_meta)
+    run_all(draw(folder, settings, limits, tables=(only.kernels, sampling())).executor, only)
+    packages.forget()
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # no kernel writes the tokens that the next pass reads
+    only = CompileOnly(CPU, torch.bfloat16, for_real, for_real)
+    model = load_model(folder, dtype=torch.bfloat16, load_format="dummy", kernels=only.kernels)
+    found = resolve(folder, settings, limits, model, is_cuda=True)
+    run_all(new_executor(model, found.sizes, found.executor, sampling()), only)
+    assert len(for_meta.numbers) > 10
+    assert for_meta.numbers.keys() == for_real.numbers.keys()
+
+
+def run_all(executor: DeviceExecutor, only: CompileOnly) -> None:
+    with torch.no_grad(), only.compiling():
+        for runner in executor.phases:
+            for bucket in runner.phase.buckets:
+                runner.phase.body(Frame(runner.phase.arena, bucket, is_warmup=True))
+
+
 def test_launches_are_launches_again_afterwards(packages: FakePackages) -> None:
     function = importlib.import_module("triton.runtime.jit").JITFunction
     before = function.run, triton.knobs.runtime.jit_cache_hook, packages.cache.__contains__
-    with CompileOnly(CPU, torch.bfloat16, Share.of(0, 1), Share.of(0, 1)).compiling():
+    with CompileOnly(CPU, torch.bfloat16, Share(0, 1), Share(0, 1)).compiling():
         assert function.run is not before[0]
     assert before == (function.run, triton.knobs.runtime.jit_cache_hook, packages.cache.__contains__)
 

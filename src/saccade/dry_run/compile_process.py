@@ -46,7 +46,7 @@ def compile_share(job: CompileJob) -> int:
     dtype = dtype_for(settings, Config.read(folder / "config.json"), is_cuda=True)
     open_device(device, dtype)
     # Triton's kernels are dealt out from the other end, for those with attention and products are busy longer.
-    share, heavy = Share.of(job.count - 1 - job.index, job.count), Share.of(job.index, job.count)
+    share, heavy = Share(job.count - 1 - job.index, job.count), Share(job.index, job.count)
     only = CompileOnly(device, dtype, share, heavy)
     blueprint = draw(folder, settings, job.start.limits, tables=(only.kernels, sampling_for(device)))
     num_failed = 0

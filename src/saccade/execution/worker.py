@@ -9,7 +9,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
@@ -40,6 +40,7 @@ MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall runni
 MAX_HEARD = 4  # between two looks at a step that runs
 COMPILE_POLL_MS = 2
 BURST_GAP_S = 0.004  # between two requests that a step takes in together
+SOON_MS = 200
 IDLE_MS = 500  # without a command, before idle work that could delay a request by up to some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
@@ -280,15 +281,19 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
     built: Built | None = None
     compiling: CompileProcesses | None = None
     try:
+        if not commands.poll(SOON_MS):
+            import_packages()  # while the parent looks for the model
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
         device = device_named(start.settings.device)
         if device.type == "cuda":
             tell(messages.Stage("importing packages"))
         compiling = start_compiling(start, device, spares)
-        import_packages()
+        with ThreadPoolExecutor(1) as beside:  # reading a tokenizer takes half a second, and lets others run
+            processor = beside.submit(Processor.from_folder, Path(start.folder))
+            import_packages()
         gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
-        built = _build(start, tell, die, compiling)
+        built = _build(start, processor.result(), tell, die, compiling)
         if compiling is not None:
             compiling.note_started()
         engine = built.engine
@@ -315,14 +320,16 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
     return 0
 
 
-def _build(start: messages.StartEngine, tell: Tell, die: OnDeath, compiling: CompileProcesses | None) -> Built:
+def _build(
+    start: messages.StartEngine, processor: Processor, tell: Tell, die: OnDeath, compiling: CompileProcesses | None
+) -> Built:
     folder = Path(start.folder)
     spare_threads(folder)
     return build_engine(
         folder,
         start.settings,
         start.limits,
-        processor=Processor.from_folder(folder),
+        processor=processor,
         report=tell,
         on_death=die,
         tries_grammars=True,

@@ -7,7 +7,7 @@ kernels in the same order, and compiles those whose number is its own.
 import importlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,14 +26,10 @@ class Share:
 
     index: int
     count: int
-    _numbers: dict[Hashable, int]
-
-    @classmethod
-    def of(cls, index: int, count: int) -> "Share":
-        return cls(index, count, {})
+    numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def has(self, key: Hashable) -> bool:
-        return self._numbers.setdefault(key, len(self._numbers)) % self.count == self.index
+        return self.numbers.setdefault(key, len(self.numbers)) % self.count == self.index
 
 
 class CompileOnly:
