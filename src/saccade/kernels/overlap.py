@@ -20,14 +20,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from saccade.kernels.dispatch import is_hopper
 
-_ON: dict[str, Any] = {"OVERLAPS": True, "launch_pdl": True}
-_OFF: dict[str, Any] = {"OVERLAPS": False}
+_ON: dict[str, Any] = {"OVERLAPS": 2, "launch_pdl": True}
+_OFF: dict[str, Any] = {"OVERLAPS": 0}
 
 
 @triton.jit
 def await_inputs(OVERLAPS: tl.constexpr):
-    """Waits for all earlier kernels, and lets the next one be set up."""
-    if OVERLAPS:
+    """Waits for all earlier kernels, and lets the next one be set up: before the wait with OVERLAPS of 2."""
+    if OVERLAPS == 2:
+        gdc_launch_dependents()
+        gdc_wait()
+    elif OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
 
