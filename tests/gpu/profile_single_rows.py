@@ -30,6 +30,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.graphs import GraphRunner
 from saccade.kernels import overlap, reference_scaled, scaled, vectors
 from saccade.kernels.dispatch import Kernels
+from saccade.kernels.fused_decode import DecodeAttention
 from saccade.kernels.vectors import VectorTile
 from saccade.kernels.weight import Inputs, Layout, Pending, Weight, new_weight
 from saccade.models.quantization import Quantize
@@ -67,17 +68,21 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Variant:
+    """When the next kernel starts, whether products norm their row, whether attention turns queries and keys; tiles."""
+
     overlaps: int
     pends: bool
+    joins: bool
     tiles: Tiles = field(default_factory=dict)
 
     def __str__(self) -> str:
         tiles = ", ".join(f"{name} {tile.columns}x{tile.num_warps}w{tile.parts}" for name, tile in self.tiles.items())
-        return " ".join((("", "late", "early")[self.overlaps], "pending" if self.pends else "norms", tiles))
+        words = ("", "late", "early")[self.overlaps], "pending" if self.pends else "norms"
+        return " ".join((*words, "joined" if self.joins else "rotary", tiles))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        own = vectors.tile_for
+        own, joined = vectors.tile_for, DecodeAttention._is_one_kernel
 
         def tile_for(num_columns: int, inner: int, layout: Layout, *, is_gated: bool) -> VectorTile:
             name = next((n for n, shape in PRODUCTS.items() if shape == (num_columns, inner, is_gated)), "")
@@ -87,8 +92,12 @@ class Variant:
             mock.patch.dict(overlap._ON, OVERLAPS=self.overlaps),
             mock.patch.object(vectors, "tile_for", tile_for),
             mock.patch.object(Kernels, "rms_inputs", Kernels.rms_inputs if self.pends else norms_apart),
+            mock.patch.object(DecodeAttention, "_is_one_kernel", joined if self.joins else lambda *call: False),
         ):
             yield
+
+
+AS_BEFORE = Variant(1, pends=False, joins=False)
 
 
 def norms_apart(
@@ -160,7 +169,7 @@ def captured(runner: GraphRunner, values: Mapping[str, Any]) -> GraphRunner:
 def search(subject: Subject) -> tuple[Variant, list[str]]:
     """Starts and norms first, then tiles, one product at a time, the best so far for the others."""
     lines: list[str] = []
-    best, best_ms = Variant(1, pends=False), float("inf")
+    best, best_ms = AS_BEFORE, float("inf")
 
     def attempt(variant: Variant) -> None:
         nonlocal best, best_ms
@@ -172,7 +181,8 @@ def search(subject: Subject) -> tuple[Variant, list[str]]:
 
     for overlaps in (1, 2):
         for pends in (False, True):
-            attempt(Variant(overlaps, pends=pends))
+            for joins in (False, True):
+                attempt(Variant(overlaps, pends=pends, joins=joins))
     for name, tiles in TILES[subject.layout].items():
         for tile in tiles[1:]:
             attempt(replace(best, tiles={**best.tiles, name: tile}))
@@ -195,7 +205,7 @@ def check_products(layout: Layout, device: str) -> list[str]:
             for added in (None, residual):
                 totals = [torch.full_like(x, float("nan")) for _ in range(2)]
                 pair = [Pending(x, added, total, norm[0], 1e-6, 0.0) for total in totals]
-                with Variant(2, pends=True, tiles={name: tile}).applied():
+                with Variant(2, pends=True, joins=True, tiles={name: tile}).applied():
                     kernels, oracles = ((m.pending_gated_linear, m.pending_linear) for m in (scaled, reference_scaled))
                     y = (kernels[0] if is_gated else kernels[1])(pair[0], weight)
                     right = (oracles[0] if is_gated else oracles[1])(pair[1], weight)
@@ -269,13 +279,13 @@ def main() -> None:
             layout = layouts[name]
             print(*check_products(layout, flags.device), sep="\n", flush=True)
             subject = Subject(made, layout, flags.device)
-            best = Variant(2, pends=True)
+            best = Variant(2, pends=True, joins=True)
             if not flags.nodes:
                 best, lines = search(subject)
                 closing += [f"-- {name}, decode of one row", *lines, f"best: {best}"]
             runners = subject.executor
             for title, runner, values, variant in (
-                (f"{name} decode", runners.decode, subject.decoding, Variant(1, pends=False)),
+                (f"{name} decode", runners.decode, subject.decoding, AS_BEFORE),
                 (f"{name} decode", runners.decode, subject.decoding, best),
                 (f"{name} prefill", runners.prefill, subject.prefilling, best),
             ):

@@ -47,6 +47,11 @@ class Step:
     outside: Callable[..., Tensor] = call_inside
     is_warmup: bool = False
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request has its newest row only."""
+        return self.max_query == 1 and self.limits_T is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionStep:
