@@ -53,7 +53,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
+        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1, is_decode=True))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     def set_up(values: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _token_buffers() -> list[Buffer]:
     ]
 
 
-def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
+def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int, is_decode: bool = False) -> Step:
     newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
     ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
     if "sources" in frame:
@@ -173,6 +173,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
         caches=state.caches,
         outside=frame.outside,
         is_warmup=frame.is_warmup,
+        is_decode=is_decode,
     )
 
 

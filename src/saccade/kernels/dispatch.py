@@ -126,7 +126,7 @@ class Kernels(KernelTable):
     ) -> tuple[Inputs, Tensor]:
         """The norm of `x + residual`, as inputs of the weight it feeds, and that sum. The sum of a single row is there
         when those inputs have been multiplied."""
-        if feeds is not None and x.shape[0] == 1:
+        if feeds is not None and feeds.is_plain and x.shape[0] == 1:
             total = x if residual is None else torch.empty_like(x)
             return Pending(x, residual, total, weight, eps, offset), total
         if feeds is not None and feeds.needs_scaled(x.shape[0]):

@@ -114,7 +114,7 @@ def combine(partial: Tensor, lse: Tensor, out: Tensor, splits: int) -> None:
         SPLITS=splits,
         D_BLOCK=triton.next_power_of_2(head_width),
         num_warps=2,
-        **overlapping(out),
+        **overlapping(out, is_early=True),
     )
 
 

@@ -46,12 +46,12 @@ class DecodeAttention:
             q_THD, k_cache_NBGD, key_lengths_R, max_query=1, max_keys=max_keys, window=window, has_limits=False
         )
         rotary = (q_weight, k_weight, eps, cos_TD, sin_TD, slots_T)
-        caches, requests = (k_cache_NBGD, v_cache_NBGD), (query_start_R1, key_lengths_R, block_tables_RM)
+        caches, requests = (k_cache_NBGD, v_cache_NBGD), (key_lengths_R, block_tables_RM)
         if self._is_one_kernel(call, cos_TD.shape[-1]):
             return _decode(call, (q_THD, k_TGD, v_TGD), rotary, caches, requests, scale, offset)
         q_THD = fused.qk_norm_rotary_store(q_THD, k_TGD, v_TGD, *rotary, *caches, offset=offset)
         return self._dispatch.paged_attention(
-            q_THD, *caches, *requests, max_query=1, max_keys=max_keys, scale=scale, window=window
+            q_THD, *caches, query_start_R1, *requests, max_query=1, max_keys=max_keys, scale=scale, window=window
         )
 
     def _is_one_kernel(self, call: PagedCall, rotary_width: int) -> bool:
@@ -65,7 +65,7 @@ def _decode(
     heads: tuple[Tensor, Tensor, Tensor],
     rotary: tuple[Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor],
     caches: tuple[Tensor, Tensor],
-    requests: tuple[Tensor, Tensor, Tensor],
+    requests: tuple[Tensor, Tensor],
     scale: float,
     offset: float,
 ) -> Tensor:
@@ -101,7 +101,8 @@ def _decode(
         sin.stride(0),
         *caches[0].stride()[:3],
         *caches[1].stride()[:3],
-        requests[2].stride(0),
+        requests[1].stride(0),
+        requests[1].shape[1],
         *q.shape[:2],
         eps,
         offset,
@@ -118,7 +119,7 @@ def _decode(
         BLOCK_N=block_n,
         num_warps=4,
         num_stages=2,
-        **overlapping(q),
+        **overlapping(q, is_early=True),
     )
     if splits > 1:
         combine(partial, lse, out, splits)

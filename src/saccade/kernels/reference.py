@@ -141,7 +141,8 @@ def decode_attention(  # noqa: PLR0913
     window: int | None = None,
     offset: float = 0.0,
 ) -> Tensor:
-    """`qk_norm_rotary_store`, then `paged_attention`, for requests of one row, whose slot is that of their last key."""
+    """`qk_norm_rotary_store`, then `paged_attention`. Request r has row r and no other, and its slot is that of its
+    last key. Older keys are there before the kernel starts that makes the queries."""
     caches = (k_cache_NBGD, v_cache_NBGD)
     q_THD = qk_norm_rotary_store(
         q_THD, k_TGD, v_TGD, q_weight, k_weight, eps, cos_TD, sin_TD, slots_T, *caches, offset=offset

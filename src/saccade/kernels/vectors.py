@@ -17,13 +17,11 @@ _WIDEST_NORM = 8192  # a program has the whole row
 
 
 class VectorTile(NamedTuple):
-    """`columns` of the result per program. A program has a stretch of `block` of every weight row at a time, and loads
-    the first `parts` of them at once."""
+    """`columns` of the result per program, which has a stretch of `block` of every weight row at a time."""
 
     columns: int
     num_warps: int
-    block: int = _BLOCK
-    parts: int = 1
+    block: int
 
 
 def is_vector(x: Tensor, weight: Tensor) -> bool:
@@ -64,8 +62,8 @@ def pending_vector_linear(
 def tile_for(num_columns: int, inner: int, layout: Layout, *, is_gated: bool) -> VectorTile:
     """The fastest on an H200. Scales of blocks would not fit into the registers of larger ones."""
     if layout is Layout.ROWS and not is_gated and inner <= _BLOCK:
-        return VectorTile(4, 4) if num_columns > _BLOCK else VectorTile(2, 1)
-    return VectorTile(2, 4)
+        return VectorTile(4, 4, _BLOCK)
+    return VectorTile(2, 4, _BLOCK)
 
 
 def _launch(
@@ -107,7 +105,6 @@ def _launch(
         ADDS=residual is not None,
         COLUMNS=tile.columns,
         BLOCK=block,
-        PARTS=1 if is_gated else min(tile.parts, triton.cdiv(inner, block)),
         num_warps=tile.num_warps,
         **overlapping(x),
     )

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference_scaled, scaled, vectors
-from saccade.kernels.vectors import VectorTile
 from saccade.kernels.weight import Layout, Pending, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
@@ -87,17 +86,6 @@ def test_a_single_row(layout: Layout, num_columns: int, inner: int, monkeypatch:
     assert out[:, num_columns:].isnan().all()
     if inner > vectors._BLOCK:
         assert error_of(scaled.row_gated_linear(x, both), reference_scaled.row_gated_linear(x, both)) < 1e-5
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("layout", list(Layout))
-def test_a_single_row_of_which_parts_are_read_at_once(
-    layout: Layout, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vectors, "tile_for", lambda *shape, is_gated: VectorTile(2, 4, 128, parts))
-    x, weight = randn(1, 440, seed=7), random_weight(layout, 21, 440)
-    found = vectors.scaled_vector_linear(x, weight, None, None, is_gated=False)
-    assert error_of(found, reference_scaled.row_linear(x, weight)) < 1e-5
 
 
 @pytest.mark.parametrize("has_residual", [False, True])
