@@ -202,7 +202,7 @@ def search(subject: Subject) -> tuple[Variant, list[str]]:
 
     attempt(best)
     for change in ({"joins": True}, {"is_early": True}, {"pends": True}, {"splits": 16}):
-        attempt(replace(best, **change))  # type: ignore[arg-type]
+        attempt(replace(best, **change))
     for name, tiles in TILES[subject.layout].items():
         for tile in tiles[1:]:
             attempt(replace(best, tiles={**best.tiles, name: tile}))

@@ -125,10 +125,10 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (share of the keys, key head, request): every SPLITS-th tile of keys. The newest key and value are in
-    registers: all programs of a head compute them, the first one counts and stores them. What was there before the
-    queries, a tile of older keys above all, is read before the previous kernel is done. With SPLITS > 1 softmaxes go to
-    `partial` and `lse` for `combine_kernel`."""
+    """Program (share of the keys, key head, request): every SPLITS-th tile of keys. The first program of a head has the
+    newest key and value in registers, counts and stores them. What was there before the queries, a tile of older keys
+    above all, is read before the previous kernel is done. With SPLITS > 1 softmaxes go to `partial` and `lse` for
+    `combine_kernel`."""
     HALF: tl.constexpr = D // 2
     split, group = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
