@@ -21,7 +21,8 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     """Rows of any number of requests, prompts and outputs mixed, to the rows that the head reads."""
     buffers = [
         *_row_buffers(model),
-        *_request_buffers(model, state),
+        *_request_buffers(state),
+        *_bridges(model),
         output("trunk", ("tokens", model.spec.decoder.width), model.place.dtype),
     ]
 
@@ -48,7 +49,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     """One row of each request to its next token. Padded rows are separate requests without keys."""
     buffers = [
         *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
-        *_request_buffers(model, state, longest=1),
+        *_request_buffers(state, longest=1),
         *_token_buffers(),
     ]
 
@@ -130,17 +131,20 @@ def _row_buffers(model: Model) -> list[Buffer]:
     return buffers
 
 
-def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
-    """What attention reads of each request, and the bridges for queries and results in piecewise graphs."""
-    heads = model.decoder.layers[0].attention.qkv
-    shape = ("tokens", heads.num_heads, heads.head_dim)
+def _request_buffers(state: DeviceState, longest: int | None = None) -> list[Buffer]:
+    """What attention reads of each request."""
     return [
         boundaries("query_start", of="tokens", count="requests", longest=longest),
         metadata("key_lengths", ("requests",)),
         metadata("block_tables", ("requests", state.max_blocks)),
-        bridge("q", shape, model.place.dtype),
-        bridge("attn", shape, model.place.dtype),
     ]
+
+
+def _bridges(model: Model) -> list[Buffer]:
+    """For queries and results of attention in piecewise graphs. In a decode step, attention is part of a piece."""
+    heads = model.decoder.layers[0].attention.qkv
+    shape = ("tokens", heads.num_heads, heads.head_dim)
+    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
 
 
 def _token_buffers() -> list[Buffer]:
