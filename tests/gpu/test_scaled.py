@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.kernels import reference_scaled
 from saccade.kernels.dispatch import Kernels, kernels_for
-from saccade.kernels.weight import Layout, Scaled, Weight, matrix_of, new_weight, scale_inputs, unscaled
+from saccade.kernels.weight import Layout, Pending, Scaled, Weight, matrix_of, new_weight, scale_inputs, unscaled
 
 CUDA = torch.device("cuda")
 LAYOUTS = ["rows", "blocks", "given"]
@@ -24,7 +24,7 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor
 
 
 def random_weight(layout: str, *shape: int, seed: int) -> Weight:
-    kind = Layout.BLOCKS if layout == "blocks" else Layout.ROWS
+    kind = Layout.ROWS if layout == "given" else Layout(layout)
     made = new_weight(*shape, layout=kind, dtype=torch.bfloat16, device=CUDA, has_input_scale=layout == "given")
     for i, part in enumerate(made.experts() if len(shape) == 3 else [made]):
         spread = randn(shape[-2], 1, seed=seed + i).exp()  # rows of very different sizes
@@ -108,6 +108,20 @@ def test_a_single_row(kernels: Kernels, layout: str) -> None:
         x = randn(1, inner, seed=14)
         assert error_of(kernels.row_linear(x, weight, bias), reference_scaled.row_linear(x, weight, bias)) < 3e-3
         assert error_of(kernels.row_gated_linear(x, weight), reference_scaled.row_gated_linear(x, weight)) < 5e-3
+
+
+@pytest.mark.parametrize("layout", ["plain", "rows", "blocks"])
+def test_a_single_row_whose_norm_is_pending(kernels: Kernels, layout: str) -> None:
+    for inner, width in SHAPES:
+        weight, bias = random_weight(layout, width, inner, seed=12), randn(width, seed=13)
+        x, residual, norm = (randn(1, inner, seed=s) for s in (14, 15, 16))
+        for added in (None, residual):
+            pair = [Pending(x, added, torch.full_like(x, float("nan")), norm[0], 1e-6, 0.0) for _ in range(2)]
+            found = kernels.pending_linear(pair[0], weight, bias)
+            assert error_of(found, reference_scaled.pending_linear(pair[1], weight, bias)) < 5e-3
+            found = kernels.pending_gated_linear(pair[0], weight)
+            assert error_of(found, reference_scaled.pending_gated_linear(pair[1], weight)) < 7e-3
+            assert added is None or torch.equal(pair[0].total, x + residual)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

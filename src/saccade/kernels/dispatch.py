@@ -14,7 +14,7 @@ from saccade.errors import ConfigError
 from saccade.kernels import reference, reference_sampling, reference_scaled
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
 from saccade.kernels.reference_vision import activate
-from saccade.kernels.weight import Inputs, Scaled, Weight, scale_inputs
+from saccade.kernels.weight import Inputs, Pending, Scaled, Weight, scale_inputs
 
 _HOPPER = (9, 0)
 _HALF = (torch.float16, torch.bfloat16)
@@ -58,6 +58,7 @@ class Kernels(KernelTable):
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
+    decode_attention = staticmethod(reference.decode_attention)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
@@ -72,6 +73,8 @@ class Kernels(KernelTable):
     scaled_activation = staticmethod(reference_scaled.scaled_activation)
     row_linear = staticmethod(reference_scaled.row_linear)
     row_gated_linear = staticmethod(reference_scaled.row_gated_linear)
+    pending_linear = staticmethod(reference_scaled.pending_linear)
+    pending_gated_linear = staticmethod(reference_scaled.pending_gated_linear)
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
 
@@ -79,6 +82,8 @@ class Kernels(KernelTable):
         """x weight' + bias, written to `out` where a caller has a place for it."""
         if isinstance(x, Scaled):
             return self.scaled_linear(x, weight, bias, out)
+        if isinstance(x, Pending):
+            return self.pending_linear(x, weight, bias, out)
         if weight.is_plain:
             return self.linear(x, weight.data, bias, out)
         if not weight.needs_scaled(x.shape[0]):
@@ -87,6 +92,8 @@ class Kernels(KernelTable):
 
     def multiply_gated(self, x: Inputs, weight: Weight, kind: str, feeds: Weight) -> Inputs:
         """activation(gate) * up of x weight', whose rows are [gate | up], as inputs of the weight it feeds."""
+        if isinstance(x, Pending) and kind == "silu":
+            return self.pending_gated_linear(x, weight)
         if isinstance(x, Tensor) and weight.is_plain and not feeds.needs_scaled(x.shape[0]):
             return self.gated_linear(x, weight.data, kind)
         if isinstance(x, Tensor) and kind == "silu" and not weight.needs_scaled(x.shape[0]) and not weight.is_plain:
@@ -108,6 +115,7 @@ class Kernels(KernelTable):
 
     def multiply_grouped(self, x: Inputs, weight: Weight, ends_E: Tensor) -> Tensor:
         """Rows up to `ends_E[e]` times the matrix of expert e."""
+        assert not isinstance(x, Pending), "a row of experts is read by more than a product"
         if isinstance(x, Tensor) and weight.is_plain:
             return self.grouped_linear(x, weight.data, ends_E)
         scaled = self.scale_inputs(x, weight) if isinstance(x, Tensor) else x
@@ -116,7 +124,11 @@ class Kernels(KernelTable):
     def rms_inputs(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight | None, *, offset: float
     ) -> tuple[Inputs, Tensor]:
-        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum."""
+        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum. The sum of a single row is there
+        when those inputs have been multiplied."""
+        if feeds is not None and feeds.is_plain and x.shape[0] == 1:
+            total = x if residual is None else torch.empty_like(x)
+            return Pending(x, residual, total, weight, eps, offset), total
         if feeds is not None and feeds.needs_scaled(x.shape[0]):
             return self.scaled_rms_norm(x, residual, weight, eps, feeds, offset=offset)
         if residual is None:
@@ -216,6 +228,8 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     backends, missing = _attention_backends(capability, dtype)
     chosen = AttentionDispatch(*backends)
     attention = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+    decoding = importlib.import_module("saccade.kernels.fused_decode").DecodeAttention(chosen)
+    attention["decode_attention"] = decoding.decode_attention
     reason = missing or "the first that supports a call takes it"
     return replace(
         kernels,

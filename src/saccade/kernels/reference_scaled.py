@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from saccade.kernels import reference
 from saccade.kernels.reference_vision import activate
-from saccade.kernels.weight import Scaled, Weight, matrix_of, scale_inputs, unscaled
+from saccade.kernels.weight import Pending, Scaled, Weight, matrix_of, scale_inputs, unscaled
 
 
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -25,6 +26,20 @@ def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
     """silu(gate) * up of a single row's product with [gate | up]; each product is rounded first."""
     gate, up = row_linear(x, weight).float().chunk(2, dim=-1)
     return (activate(gate, "silu") * up).to(weight.dtype)
+
+
+def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x weight' + bias of a row whose norm is pending: it is rounded as `rms_norm` rounds it."""
+    row = _normed(pending)
+    if weight.is_plain:
+        return reference.linear(row, weight.data, bias, out)
+    return row_linear(row, weight, bias, out)
+
+
+def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
+    """silu(gate) * up of such a row's product with [gate | up]."""
+    row = _normed(pending)
+    return reference.gated_linear(row, weight.data, "silu") if weight.is_plain else row_gated_linear(row, weight)
 
 
 def scaled_rms_norm(
@@ -65,6 +80,15 @@ def grouped_linear(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
     """`grouped_linear` of inputs and experts in e4m3."""
     return functional.grouped_mm(unscaled(x), matrix_of(weight).transpose(1, 2), offs=ends_E).to(weight.dtype)
+
+
+def _normed(pending: Pending) -> Tensor:
+    x, residual, total, weight, eps, offset = pending
+    if residual is None:
+        return reference.rms_norm(x, weight, eps, offset=offset)
+    row, found = reference.add_rms_norm(x, residual, weight, eps, offset=offset)
+    total.copy_(found)
+    return row
 
 
 def _float(bias: Tensor | None) -> Tensor | None:

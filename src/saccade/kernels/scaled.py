@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from saccade.errors import ConfigError
+from saccade.kernels import fused
 from saccade.kernels.dispatch import gpu_for
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.triton_scaled import grouped_kernel, narrow_kernel, scaled_norm_kernel, scaled_rows_kernel
-from saccade.kernels.vectors import scaled_vector_linear
-from saccade.kernels.weight import BLOCK, E4M3, Layout, Scaled, Weight
+from saccade.kernels.vectors import is_vector_norm, pending_vector_linear, scaled_vector_linear
+from saccade.kernels.weight import BLOCK, E4M3, Layout, Pending, Scaled, Weight
 
 _ALIGNED_ROWS = 4  # of a product by blocks: cuBLAS refuses others
 _FEWEST_WITH_BIAS = 64  # rows of a product to which cuBLAS adds a bias itself
@@ -105,6 +106,31 @@ def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tenso
 def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
     """See `reference_scaled.row_gated_linear`."""
     return scaled_vector_linear(x, weight, None, None, is_gated=True)
+
+
+def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `reference_scaled.pending_linear`."""
+    if is_vector_norm(pending, weight):
+        return pending_vector_linear(pending, weight, bias, out, is_gated=False)
+    row = _normed(pending)
+    return fused.linear(row, weight.data, bias, out) if weight.is_plain else row_linear(row, weight, bias, out)
+
+
+def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
+    """See `reference_scaled.pending_gated_linear`."""
+    if is_vector_norm(pending, weight):
+        return pending_vector_linear(pending, weight, None, None, is_gated=True)
+    row = _normed(pending)
+    return fused.gated_linear(row, weight.data, "silu") if weight.is_plain else row_gated_linear(row, weight)
+
+
+def _normed(pending: Pending) -> Tensor:
+    x, residual, total, weight, eps, offset = pending
+    if residual is None:
+        return fused.rms_norm(x, weight, eps, offset=offset)
+    row, found = fused.add_rms_norm(x, residual, weight, eps, offset=offset)
+    total.copy_(found)
+    return row
 
 
 def _scaled_rows(x: Tensor, width: int, kind: str, weight: Weight) -> Scaled:

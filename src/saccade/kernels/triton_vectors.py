@@ -1,6 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: PLR0913
-"""Device code of `saccade.kernels.vectors`: a matrix times one row, bound by the bandwidth of the weights."""
+# ruff: noqa: C901, PLR0913
+"""Device code of `saccade.kernels.vectors`: a matrix times one row, bound by the bandwidth of the weights.
+
+Stretches of a row are (BLOCK / 8, 8): a thread then has the same eight numbers of the row and of the weight, whatever
+their sizes, so that nothing is moved between threads, and eight products become one sum at once.
+"""
 
 import triton
 import triton.language as tl
@@ -8,6 +12,18 @@ import triton.language as tl
 from saccade.kernels.overlap import await_inputs
 
 GROUP = tl.constexpr(128)
+VECTOR = tl.constexpr(8)
+
+
+@triton.jit
+def _part(weight_ptr, inside, inner, start, K: tl.constexpr):
+    """Numbers of the weight's rows from `start` on."""
+    return tl.load(weight_ptr + start, mask=inside[:, None, None] & (start + inner < K)[None, :, :], other=0.0)
+
+
+@triton.jit
+def _row(x_ptr, inner, start, K: tl.constexpr):
+    return tl.load(x_ptr + start + inner, mask=start + inner < K, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -24,15 +40,28 @@ def _times(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """weight * x, times the scale of each 128 x 128 where those have one."""
-    product = weight.to(tl.float32) * x
+    """Sums of eight products, times the scale of each 128 x 128 where those have one."""
+    sums = tl.sum(weight.to(tl.float32) * x[None, :, :], axis=2)
     if SCALES == 2:
         groups = start // GROUP + tl.arange(0, BLOCK // GROUP)
         where = scales_ptr + (columns // GROUP)[:, None] * scale_stride + groups[None, :]
         scale = tl.load(where, mask=inside[:, None] & (groups * GROUP < K)[None, :], other=0.0)
-        product = tl.reshape(product, (COLUMNS, BLOCK // GROUP, GROUP)) * scale[:, :, None]
-        product = tl.reshape(product, (COLUMNS, BLOCK))
-    return product
+        sums = tl.sum(tl.reshape(sums, (COLUMNS, BLOCK // GROUP, GROUP // VECTOR)), axis=2) * scale
+    return sums
+
+
+@triton.jit
+def _normed(x, residual_ptr, total_ptr, norm, inner, eps, offset, ADDS: tl.constexpr, K: tl.constexpr):
+    """The RMS norm of x + residual, rounded as `norm_kernel` does; the first program writes the sum."""
+    element = total_ptr.dtype.element_ty
+    if ADDS:
+        x += _row(residual_ptr, inner, 0, K)
+        total = x.to(element)
+        if tl.program_id(0) == 0:
+            tl.store(total_ptr + inner, total, mask=inner < K)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(tl.sum(x * x, axis=1), axis=0) / K + eps)
+    return (x * scale * (norm.to(tl.float32) + offset)).to(element).to(tl.float32)
 
 
 @triton.jit
@@ -42,42 +71,51 @@ def vector_kernel(
     bias_ptr,
     y_ptr,
     scales_ptr,
+    residual_ptr,
+    norm_ptr,
+    total_ptr,
     num_columns,
     scale_stride,
+    eps,
+    offset,
     K: tl.constexpr,
     SCALES: tl.constexpr,
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    NORMS: tl.constexpr,
+    ADDS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Program n: COLUMNS results; with GATED, silu(result) times the result of the weight row num_columns further on.
-    With SCALES a row of the weight has one scale (1), or every 128 x 128 has (2). The first block of weights is loaded
-    before the previous kernel is done."""
+    With SCALES a row of the weight has one scale (1), or every 128 x 128 has (2). With NORMS the row is normed first,
+    by every program, behind the addition of a residual with ADDS. The first block of weights is loaded before the
+    previous kernel is done."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < num_columns
-    inner = tl.arange(0, BLOCK)
-    mask = inside[:, None] & (inner < K)[None, :]
-    weight_ptr += columns.to(tl.int64)[:, None] * K + inner[None, :]
+    others = columns + num_columns
+    inner = tl.arange(0, BLOCK // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    weight_ptr += columns.to(tl.int64)[:, None, None] * K + inner[None, :, :]
     second_ptr = weight_ptr + num_columns.to(tl.int64) * K
-    weight = tl.load(weight_ptr, mask=mask, other=0.0)
+    weight = _part(weight_ptr, inside, inner, 0, K)
     if GATED:
-        second = tl.load(second_ptr, mask=mask, other=0.0)
+        second = _part(second_ptr, inside, inner, 0, K)
+    if NORMS:
+        norm = tl.load(norm_ptr + inner, mask=inner < K, other=0.0)
     await_inputs(OVERLAPS)
-    x = tl.load(x_ptr + inner, mask=inner < K, other=0.0).to(tl.float32)[None, :]
+    x = _row(x_ptr, inner, 0, K)
+    if NORMS:
+        x = _normed(x, residual_ptr, total_ptr, norm, inner, eps, offset, ADDS, K)
     total = _times(weight, x, scales_ptr, columns, 0, scale_stride, inside, K, SCALES, COLUMNS, BLOCK)
     if GATED:
-        others = columns + num_columns
         total_second = _times(second, x, scales_ptr, others, 0, scale_stride, inside, K, SCALES, COLUMNS, BLOCK)
     for start in range(BLOCK, K, BLOCK):
-        rest = start + inner < K
-        mask = inside[:, None] & rest[None, :]
-        x = tl.load(x_ptr + start + inner, mask=rest, other=0.0).to(tl.float32)[None, :]
-        weight = tl.load(weight_ptr + start, mask=mask, other=0.0)
+        x = _row(x_ptr, inner, start, K)
+        weight = _part(weight_ptr, inside, inner, start, K)
         total += _times(weight, x, scales_ptr, columns, start, scale_stride, inside, K, SCALES, COLUMNS, BLOCK)
         if GATED:
-            second = tl.load(second_ptr + start, mask=mask, other=0.0)
+            second = _part(second_ptr, inside, inner, start, K)
             total_second += _times(
                 second, x, scales_ptr, others, start, scale_stride, inside, K, SCALES, COLUMNS, BLOCK
             )

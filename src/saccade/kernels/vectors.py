@@ -1,5 +1,7 @@
 """Products with one row (a decode step of a single request), bound by reading the weights once. `python -m
-tests.gpu.profile_products` compares them with cuBLAS."""
+tests.gpu.profile_products` compares them with cuBLAS, `python -m tests.gpu.profile_single_rows` tiles with others."""
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -7,12 +9,19 @@ from torch import Tensor
 
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_vectors import vector_kernel
-from saccade.kernels.weight import BLOCK, Layout, Weight
+from saccade.kernels.weight import BLOCK, Layout, Pending, Weight
 
 _HALF = (torch.float16, torch.bfloat16)
-_COLUMNS = 2  # per program: more would leave multiprocessors idle, one would read the row too often
 _BLOCK = 4096
-_NUM_WARPS = 4
+_WIDEST_NORM = 8192  # a program has the whole row
+
+
+class VectorTile(NamedTuple):
+    """`columns` of the result per program, which has a stretch of `block` of every weight row at a time."""
+
+    columns: int
+    num_warps: int
+    block: int
 
 
 def is_vector(x: Tensor, weight: Tensor) -> bool:
@@ -20,52 +29,83 @@ def is_vector(x: Tensor, weight: Tensor) -> bool:
     return x.shape[0] == 1 and x.dim() == 2 and x.dtype in _HALF and weight.is_contiguous() and weight.shape[1] % 8 == 0
 
 
+def is_vector_norm(pending: Pending, weight: Weight) -> bool:
+    """Whether `pending_vector_linear` supports this product."""
+    return is_vector(pending.x, weight.data) and weight.shape[1] <= _WIDEST_NORM
+
+
 def vector_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See `reference.linear`."""
-    y = torch.empty((1, weight.shape[0]), dtype=x.dtype, device=x.device) if out is None else out
-    return _launch(x, weight, bias, y, is_gated=False)
+    return _launch(x, Weight(weight, x.dtype), bias, out, is_gated=False)
 
 
 def vector_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     """See `reference.gated_linear`; SiLU only."""
-    y = torch.empty((1, weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    return _launch(x, weight, None, y, is_gated=True)
+    return _launch(x, Weight(weight, x.dtype), None, None, is_gated=True)
 
 
 def scaled_vector_linear(
     x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor | None, *, is_gated: bool
 ) -> Tensor:
     """See `reference_scaled.row_linear` and `row_gated_linear`: numbers of one byte are read, and half the bytes."""
-    width = weight.shape[0] // 2 if is_gated else weight.shape[0]
-    y = torch.empty((1, width), dtype=weight.dtype, device=x.device) if out is None else out
-    return _launch(x, weight.data, bias, y, is_gated=is_gated, scaled=weight)
+    return _launch(x, weight, bias, out, is_gated=is_gated)
+
+
+def pending_vector_linear(
+    pending: Pending, weight: Weight, bias: Tensor | None, out: Tensor | None, *, is_gated: bool
+) -> Tensor:
+    """See `reference_scaled.pending_linear`: every program norms the row for itself, which is quicker than to wait for
+    one that does."""
+    return _launch(pending.x, weight, bias, out, is_gated=is_gated, pending=pending)
+
+
+def tile_for(num_columns: int, inner: int, layout: Layout, *, is_gated: bool) -> VectorTile:
+    """The fastest on an H200. Scales of blocks would not fit into the registers of larger ones."""
+    if layout is Layout.ROWS and not is_gated and inner <= _BLOCK:
+        return VectorTile(4, 4, _BLOCK)
+    return VectorTile(2, 4, _BLOCK)
 
 
 def _launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, *, is_gated: bool, scaled: Weight | None = None
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    out: Tensor | None,
+    *,
+    is_gated: bool,
+    pending: Pending | None = None,
 ) -> Tensor:
+    (num_rows, inner), scales = weight.shape, weight.scales
+    num_columns = num_rows // 2 if is_gated else num_rows
+    y = torch.empty((1, num_columns), dtype=weight.dtype, device=x.device) if out is None else out
     assert x.stride(1) == 1 and y.stride(1) == 1, (x.stride(), y.stride())
-    inner = weight.shape[1]
-    scales = None if scaled is None else scaled.scales
-    columns, num_warps = _COLUMNS, _NUM_WARPS
-    has_row_scales = scaled is not None and scaled.layout is Layout.ROWS  # those of blocks would not fit into registers
-    if has_row_scales and not is_gated and inner <= _BLOCK:  # the fastest on an H200, as everything here
-        columns, num_warps = (4, 4) if y.shape[1] > _BLOCK else (2, 1)
-    vector_kernel[(triton.cdiv(y.shape[1], columns),)](
+    tile = tile_for(num_columns, inner, weight.layout, is_gated=is_gated)
+    block = max(BLOCK, min(tile.block, triton.next_power_of_2(inner)))
+    if pending is not None:
+        block = max(BLOCK, triton.next_power_of_2(inner))
+    residual = None if pending is None else pending.residual
+    vector_kernel[(triton.cdiv(num_columns, tile.columns),)](
         x,
-        weight,
-        weight if bias is None else bias,
+        weight.data,
+        weight.data if bias is None else bias,
         y,
-        weight if scales is None else scales,
-        y.shape[1],
+        weight.data if scales is None else scales,
+        x if residual is None else residual,
+        x if pending is None else pending.weight,
+        x if pending is None else pending.total,
+        num_columns,
         0 if scales is None else scales.stride(0),
+        0.0 if pending is None else pending.eps,
+        0.0 if pending is None else pending.offset,
         K=inner,
-        SCALES=0 if scaled is None else 1 if scaled.layout is Layout.ROWS else 2,
+        SCALES={Layout.PLAIN: 0, Layout.ROWS: 1, Layout.BLOCKS: 2}[weight.layout],
         GATED=is_gated,
         HAS_BIAS=bias is not None,
-        COLUMNS=columns,
-        BLOCK=max(BLOCK, min(_BLOCK, triton.next_power_of_2(inner))),
-        num_warps=num_warps,
+        NORMS=pending is not None,
+        ADDS=residual is not None,
+        COLUMNS=tile.columns,
+        BLOCK=block,
+        num_warps=tile.num_warps,
         **overlapping(x),
     )
     return y

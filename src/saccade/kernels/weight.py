@@ -32,7 +32,19 @@ class Scaled(NamedTuple):
     scales: Tensor
 
 
-Inputs = Tensor | Scaled
+class Pending(NamedTuple):
+    """A single row whose RMS norm is left to the product that reads it, for one kernel less: x + residual, and the
+    norm's weight. That product writes the sum to `total`, which is x itself without a residual."""
+
+    x: Tensor
+    residual: Tensor | None
+    total: Tensor
+    weight: Tensor
+    eps: float
+    offset: float
+
+
+Inputs = Tensor | Scaled | Pending
 
 
 @dataclass(frozen=True)
@@ -131,13 +143,13 @@ def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
 
 
 def num_rows_of(inputs: Inputs) -> int:
+    if isinstance(inputs, Pending):
+        return 1
     return (inputs if isinstance(inputs, Tensor) else inputs.data).shape[0]
 
 
-def unscaled(inputs: Inputs) -> Tensor:
+def unscaled(inputs: Scaled) -> Tensor:
     """What inputs are worth, in float32."""
-    if isinstance(inputs, Tensor):
-        return inputs.float()
     scales = inputs.scales if inputs.scales.shape[1] == 1 else _wide(inputs.scales, inputs.data.shape[1])
     return inputs.data.float() * scales
 

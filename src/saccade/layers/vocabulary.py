@@ -13,7 +13,7 @@ class VocabTable(Layer):
     """Rows of the vocabulary, split over the ranks; the last ranks' shares may end in padding."""
 
     def __init__(self, place: Placement, num_tokens: int, width: int) -> None:
-        self.group = place.group
+        self.group, self.kernels = place.group, place.kernels
         self.num_tokens = num_tokens
         self.start, self.count, share = place.group.spread(num_tokens, "vocab_size", multiple=ALIGNED)
         self.weight, self.format = place.weight(share, width)
@@ -28,7 +28,7 @@ class VocabTable(Layer):
         return self.group.all_reduce(rows_TD.masked_fill(~is_mine_T.unsqueeze(-1), 0.0))
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        scores = self.group.all_gather(functional.linear(x_TD, self.weight.data))
+        scores = self.group.all_gather(self.kernels.linear(x_TD, self.weight.data))
         return scores[..., : self.num_tokens]
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference_scaled, scaled, vectors
-from saccade.kernels.weight import Layout, Scaled, Weight, new_weight, scale_inputs
+from saccade.kernels.weight import Layout, Pending, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
 WIDTHS = [100, 384, 1152]  # without a tail, and with one
@@ -63,8 +63,8 @@ def test_rows(width: int, form: str) -> None:
             torch.testing.assert_close(found_pair[1], right_pair[1])
 
 
-def random_weight(layout: Layout, num_columns: int, inner: int) -> Weight:
-    made = new_weight(num_columns, inner, layout=layout, dtype=torch.float32, device=torch.device("cpu"))
+def random_weight(layout: Layout, num_columns: int, inner: int, dtype: torch.dtype = torch.float32) -> Weight:
+    made = new_weight(num_columns, inner, layout=layout, dtype=dtype, device=torch.device("cpu"))
     made.fill(randn(num_columns, inner, seed=5) * randn(num_columns, 1, seed=6).exp())
     return made
 
@@ -86,6 +86,28 @@ def test_a_single_row(layout: Layout, num_columns: int, inner: int, monkeypatch:
     assert out[:, num_columns:].isnan().all()
     if inner > vectors._BLOCK:
         assert error_of(scaled.row_gated_linear(x, both), reference_scaled.row_gated_linear(x, both)) < 1e-5
+
+
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_single_row_whose_norm_is_pending(layout: Layout, has_residual: bool) -> None:
+    """In half precision, as all such rows; the first program writes the sum, and nobody writes beside it."""
+    half = torch.float16
+    x, residual, scale = (randn(1, 300, seed=s, dtype=half) for s in (1, 2, 3))
+    weight, bias = random_weight(layout, 42, 300, half), randn(42, seed=9, dtype=half)
+    pair = [
+        Pending(
+            x, residual if has_residual else None, torch.full((1, 300), float("nan"), dtype=half), scale[0], 1e-6, 0.5
+        )
+        for _ in range(2)
+    ]
+    for found, right in (
+        (scaled.pending_linear(pair[0], weight, bias), reference_scaled.pending_linear(pair[1], weight, bias)),
+        (scaled.pending_gated_linear(pair[0], weight), reference_scaled.pending_gated_linear(pair[1], weight)),
+    ):
+        assert error_of(found.float(), right.float()) < 2e-3
+    totals = [pending.total for pending in pair]
+    assert torch.equal(*totals) if has_residual else all(total.isnan().all() for total in totals)
 
 
 @pytest.mark.parametrize(("rows", "num_columns", "inner"), [(2, 50, 100), (5, 130, 384), (64, 33, 384)])
