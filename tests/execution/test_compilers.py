@@ -148,6 +148,8 @@ def test_where_nothing_is_compiled_beside(start: StartEngine, monkeypatch: pytes
     assert start_compiling(start, torch.device("cpu"), no_spares()) is None
     ranks = msgspec.structs.replace(start, settings=EngineSettings(tensor_parallel_size=2))
     assert start_compiling(ranks, torch.device("cuda"), no_spares()) is None
+    file = msgspec.structs.replace(start, folder=str(Path(start.folder) / "model.gguf"))
+    assert start_compiling(file, torch.device("cuda"), no_spares()) is None
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert start_compiling(start, torch.device("cuda"), no_spares()) is None
 

@@ -19,11 +19,10 @@ from saccade.execution.assembly import new_executor
 from saccade.execution.build import resolve
 from saccade.execution.executor import DeviceExecutor
 from saccade.graphs import Frame
-from saccade.kernels import compile_only
+from saccade.kernels import adapters, compile_only, dispatch, products
 from saccade.kernels.adapters import FlashAttention
-from saccade.kernels.backends import AttentionDispatch
 from saccade.kernels.compile_only import CompileOnly, Share
-from saccade.kernels.dispatch import Kernels, SamplingKernels
+from saccade.kernels.dispatch import SamplingKernels
 from saccade.kernels.products import EVERY_TILE, HopperProducts, Kind, Tile, choose
 from saccade.kernels.weight import E4M3, Layout, Scaled, new_weight
 from saccade.models.weights import load_model
@@ -71,15 +70,8 @@ class FakePackages:
         self._flash_cache[key](q)
         return q
 
-    def kernels(self) -> Kernels:
-        modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision")]
-        found = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
-        tiles = HopperProducts(self.product, self.product, {tile: tile for _, tile in EVERY_TILE})
-        products = {name: getattr(tiles, name) for name in ("linear", "gated_linear", "activated_linear")}
-        triton_attention = importlib.import_module("saccade.kernels.fused_attention").TritonAttention()
-        attention = AttentionDispatch(FlashAttention(self.attend), triton_attention)
-        both = {name: getattr(attention, name) for name in ("varlen_attention", "paged_attention")}
-        return Kernels("fake", {**found, **products, **both})
+    def load_products(self) -> HopperProducts:
+        return HopperProducts(self.product, self.product, {tile: tile for _, tile in EVERY_TILE})
 
 
 def _new_cache_class(compiled: list[object]) -> Any:
@@ -108,7 +100,10 @@ def _new_cache_class(compiled: list[object]) -> Any:
 def packages(monkeypatch: pytest.MonkeyPatch) -> FakePackages:
     fake = FakePackages()
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton warns
-    monkeypatch.setattr(compile_only, "kernels_for", lambda device, dtype: fake.kernels())
+    monkeypatch.setattr(compile_only, "kernels_for", lambda device, dtype: dispatch._cuda_kernels((9, 0), dtype))
+    monkeypatch.setattr(products, "load_products", fake.load_products)
+    monkeypatch.setattr(adapters, "load_flash_attention", lambda: FlashAttention(fake.attend))
+    monkeypatch.setattr(dispatch, "use_private_kernel_cache", lambda: None)
     monkeypatch.setattr("saccade.kernels.overlap._can_overlap", lambda device: True)
     target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
     device = SimpleNamespace(
@@ -218,11 +213,11 @@ def test_launches_are_launches_again_afterwards(packages: FakePackages) -> None:
     ("kind", "n", "k"), [("plain", 6144, 4096), ("plain", 4096, 12288), ("gated", 24576, 4096), ("bias", 3456, 1152)]
 )
 def test_every_tile_that_rows_can_choose_is_compiled(kind: Kind, n: int, k: int) -> None:
-    products = HopperProducts(lambda: None, lambda: None, {})
-    products.met.add((kind, n, k))
+    found = HopperProducts(lambda: None, lambda: None, {})
+    found.met.add((kind, n, k))
     chosen = {choose(kind, m, n, k) for m in range(1, 2200)} - {None}
-    assert chosen <= {tile for found, tile in products.tiles() if found == kind}
-    assert len(products.tiles()) < len(EVERY_TILE)
+    assert chosen <= {tile for of, tile in found.tiles() if of == kind}
+    assert len(found.tiles()) < len(EVERY_TILE)
 
 
 def test_products_that_take_no_meta_tensors_are_left_out() -> None:

@@ -36,7 +36,12 @@ def main() -> int:
         return EXIT_ORPHANED
     end_with_input()
     job = msgspec.json.decode(line, type=CompileJob)
-    return EXIT_FAILED if compile_share(job) else 0
+    try:
+        return EXIT_FAILED if compile_share(job) else 0
+    except Exception:
+        if job.index == 0:  # all processes meet the same errors
+            traceback.print_exc()
+        return EXIT_FAILED
 
 
 def compile_share(job: CompileJob) -> int:
@@ -55,7 +60,7 @@ def compile_share(job: CompileJob) -> int:
             try:
                 run()
             except Exception:
-                if num_failed == job.index == 0:  # all processes meet the same ones
+                if num_failed == job.index == 0:
                     traceback.print_exc()
                 num_failed += 1
     return num_failed

@@ -25,6 +25,7 @@ from saccade.execution.spare_compilers import STARTED, SpareCompilers, end_compi
 from saccade.wire.messages import OnStage, Stage, StartEngine
 
 PACKAGES = ("saccade-vlm", "torch", "triton", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl")
+CONFIG = "config.json"
 DEVICE_BYTES = 3 * 2**29  # that one process may need
 DEVICE_SHARE = 1 / 8  # of a GPU's memory, for all of them; they end before memory is measured
 WAIT_S, POLL_S = 240.0, 0.05
@@ -104,8 +105,8 @@ class CompileProcesses:
 def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompilers) -> CompileProcesses | None:
     """None where nothing is compiled, where all of it is on disk, or where several processes would not help. Takes or
     ends the spare ones."""
-    folder = kernel_folder()
-    if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None:
+    folder, has_config = kernel_folder(), (Path(start.folder) / CONFIG).is_file()  # a GGUF file has none
+    if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None or not has_config:
         spares.close()
         return None
     stamp = folder / STARTED / _digest(start, device)
@@ -128,9 +129,8 @@ def _digest(start: StartEngine, device: torch.device) -> str:
     """Of all that decides which kernels are compiled: the model's dimensions, how it is run, on what, by what."""
     properties = torch.cuda.get_device_properties(device)
     sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
-    config = Path(start.folder) / "config.json"
     parts = (
-        config.read_bytes() if config.is_file() else start.folder,
+        (Path(start.folder) / CONFIG).read_bytes(),
         msgspec.json.encode(replace(start.settings, device="")),
         msgspec.json.encode(start.limits),
         (properties.name, properties.major, properties.minor, properties.multi_processor_count),

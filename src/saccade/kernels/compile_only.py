@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.kernels import adapters, products
 from saccade.kernels.adapters import FlashAttention, TorchVarlen
-from saccade.kernels.backends import AttentionBackend, AttentionDispatch
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.products import HopperProducts
 from saccade.kernels.weight import Scaled, Weight
@@ -38,20 +38,48 @@ class CompileOnly:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, share: Share, heavy: Share) -> None:
         self._device, self._dtype, self._share, self._heavy = device, dtype, share, heavy
-        kernels = kernels_for(device, dtype)
+        self._products: HopperProducts | None = None
+        with self._packages_that_launch_nothing():
+            kernels = kernels_for(device, dtype)
         functions = dict(kernels.functions)
-        products = getattr(functions.get("linear"), "__self__", None)
-        self._products = products if isinstance(products, HopperProducts) else None
-        if self._products is not None:
-            idle = replace(self._products, plain=_nothing, activated=_nothing)  # notes shapes in the same set
-            functions |= {name: getattr(idle, name) for name in ("linear", "gated_linear", "activated_linear")}
-        attention = getattr(functions.get("varlen_attention"), "__self__", None)
-        if isinstance(attention, AttentionDispatch):
-            chosen = AttentionDispatch(*(_without_launch(backend, device) for backend in attention.backends))
-            functions |= {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
         if "scaled_linear" in functions:
             functions["scaled_linear"] = _without_product(functions["scaled_linear"])
         self.kernels = replace(kernels, functions=functions)
+
+    @contextmanager
+    def _packages_that_launch_nothing(self) -> Iterator[None]:
+        """Whatever is made of the packages in here."""
+        found = products.load_products, adapters.load_flash_attention, adapters.load_torch_varlen
+
+        def load_products() -> HopperProducts | str:
+            loaded = found[0]()
+            if isinstance(loaded, str):
+                return loaded
+            self._products = loaded
+            return replace(loaded, plain=_nothing, activated=_nothing)  # notes shapes in the same set
+
+        def load_flash_attention() -> FlashAttention | str:
+            loaded = found[1]()
+            return (
+                loaded
+                if isinstance(loaded, str)
+                else replace(loaded, function=_on_device(loaded.function, self._device))
+            )
+
+        def load_torch_varlen() -> TorchVarlen | str:
+            loaded = found[2]()
+            return (
+                loaded
+                if isinstance(loaded, str)
+                else replace(loaded, function=lambda q, *args, **how: torch.empty_like(q))
+            )
+
+        products.load_products = load_products
+        adapters.load_flash_attention, adapters.load_torch_varlen = load_flash_attention, load_torch_varlen
+        try:
+            yield
+        finally:
+            products.load_products, adapters.load_flash_attention, adapters.load_torch_varlen = found
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -80,14 +108,6 @@ def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return torch.empty(shape, dtype=weight.dtype, device=x.data.device) if out is None else out
 
     return call
-
-
-def _without_launch(backend: AttentionBackend, device: torch.device) -> AttentionBackend:
-    if isinstance(backend, FlashAttention):
-        return replace(backend, function=_on_device(backend.function, device))
-    if isinstance(backend, TorchVarlen):
-        return replace(backend, function=lambda q, *args, **how: torch.empty_like(q))
-    return backend
 
 
 def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Tensor]:
