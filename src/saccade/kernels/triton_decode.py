@@ -179,7 +179,9 @@ def decode_kernel(
             peak = tl.sum(products, axis=1) * scale * LOG2_E
             mass += 1.0
             acc += v.to(tl.float32)
-    visible = (keys < end) & ((keys > end - WINDOW) | (WINDOW == 0))
+    visible = keys < end
+    if WINDOW > 0:
+        visible = visible & (keys > end - WINDOW)  # only the first of all tiles begins before the window
     acc, peak, mass = _accumulated(q_a, q_b, keys_a, keys_b, values, visible, scale, acc, peak, mass, PRECISION)
     for key in range(begin + (split + SPLITS) * BLOCK_N, end, SPLITS * BLOCK_N):
         more = key + tl.arange(0, BLOCK_N)
