@@ -27,36 +27,27 @@ class Mix(NamedTuple):
 
 
 GRIDS: Mapping[tuple[int, int], Mix] = {
-    (4, 4): Mix(4, 0.1, 0.5),
-    (5, 5): Mix(2, 0.12, 0.2),
-    (6, 6): Mix(6, 0.1, 0.5),
-    (7, 7): Mix(5, 0.1, 0.1),
-    (6, 8): Mix(4, 0.1, 0.08),
-    (8, 6): Mix(3, 0.1, 0.08),
-    (5, 9): Mix(3, 0.2, 0.05),
+    (6, 6): Mix(10, 0.08, 0.48),
+    (7, 7): Mix(6, 0.08, 0.08),
+    (6, 8): Mix(5, 0.1, 0.06),
+    (8, 6): Mix(3, 0.1, 0.06),
+    (6, 7): Mix(3, 0.3, 0.06),
+    (7, 6): Mix(2, 0.15, 0.06),
+    (5, 9): Mix(5, 0.4, 0.06),
     (9, 5): Mix(1, 0.1, 0.05),
-    (5, 8): Mix(1, 0.3, 0.05),
-    (8, 5): Mix(1, 0.1, 0.05),
-    (5, 7): Mix(1, 0.3, 0.05),
-    (7, 5): Mix(1, 0.1, 0.05),
-    (4, 5): Mix(3, 0.6, 0.15),
-    (5, 4): Mix(1, 0.5, 0.2),
-    (4, 6): Mix(2, 0.6, 0.1),
-    (6, 4): Mix(1, 0.2, 0.1),
-    (3, 6): Mix(4, 0.8, 0.08),
-    (3, 7): Mix(4, 0.8, 0.08),
-    (3, 8): Mix(2, 0.8, 0.08),
-    (3, 10): Mix(2, 0.8, 0.06),
-    (4, 8): Mix(2, 0.6, 0.06),
-    (4, 10): Mix(1, 0.7, 0.06),
-    (2, 9): Mix(1, 0.85, 0.05),
-    (3, 13): Mix(1, 0.8, 0.05),
-    (4, 12): Mix(1, 0.7, 0.05),
-    (8, 4): Mix(1, 0.1, 0.05),
-    (2, 14): Mix(1, 0.85, 0.05),
+    (5, 8): Mix(3, 0.5, 0.06),
+    (8, 5): Mix(1, 0.15, 0.05),
+    (4, 9): Mix(2, 0.75, 0.05),
+    (4, 10): Mix(5, 0.8, 0.05),
+    (10, 4): Mix(1, 0.1, 0.05),
+    (4, 11): Mix(4, 0.8, 0.05),
+    (4, 12): Mix(2, 0.8, 0.05),
+    (3, 12): Mix(1, 0.85, 0.05),
+    (3, 13): Mix(2, 0.85, 0.05),
+    (3, 14): Mix(1, 0.85, 0.05),
 }
-"""Rows and columns of 32 pixels. Small squares are what scans become, as they are (4, 4) and enlarged to the least size
-that is served (6, 6); wide ones hold words, large ones are photos."""
+"""Rows and columns of 32 pixels: sizes that pictures are served in, as ENLARGED_UNITS and MAX_UNITS of checkpoint.py
+allow. Scans become (6, 6), wide ones hold words, the others are what drawings and photos become."""
 
 
 def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
@@ -64,7 +55,9 @@ def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
     return tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often) if grid[0] * grid[1] >= least_units)
 
 
-SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
+PAIR_GRIDS = ((6, 6), (6, 6), (7, 7), (6, 8), (8, 6), (5, 9))
+VIDEO_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
+"""Frames of a video are served smaller than pictures."""
 
 
 class Room(NamedTuple):
@@ -82,7 +75,7 @@ class Room(NamedTuple):
         return Room(turns, self.tokens * turns // self.turns, self.answers * turns // self.turns)
 
 
-SHAPES_ROOM = Room(4, 118, 30)
+SHAPES_ROOM = Room(4, 118, 34)
 WORDS_ROOM = Room(2, 72, 20)
 SIDE_ROOM = Room(2, 68, 16)
 CHAT_ROOM = Room(2, 92, 44)
@@ -125,7 +118,7 @@ class Recipe:
         emphasis = self.emphasis
         room = (SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM).shortened(emphasis.turns)
         num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
-        num_strange = min(max(1, int(batch * emphasis.strange)), batch - num_script - num_digits - 1)
+        num_strange = max(0, min(max(1, int(batch * emphasis.strange)), batch - num_script - num_digits - 1))
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)

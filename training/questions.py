@@ -177,19 +177,16 @@ def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    """Up to three shapes from left to right, where that is clear; of more only the number."""
+    """Up to three shapes from left to right; of more only the number. Where two lie one above the other their order is
+    a guess, but both must be named all the same."""
     order = facts.x.masked_fill(facts.present == 0, 1e6).argsort(1)
-    x = facts.x.masked_fill(facts.present == 0, 1e6).gather(1, order)
-    is_clear = ((x[:, 1:3] - x[:, :2]) > 0.06 * facts.width).cumprod(1)
-    clear = torch.cat([torch.ones_like(is_clear[:, :1]), is_clear], 1)
     shape, color = facts.shape.gather(1, order), facts.color.gather(1, order)
     columns = {f"shape{k or ''}": shape[:, k] for k in range(3)} | {f"color{k or ''}": color[:, k] for k in range(3)}
     reply = REPLIES.index("one") + (num.long() - 1).clamp(0, 2)
     reply = torch.where(num > 3, torch.full_like(reply, REPLIES.index("many")), reply)
-    is_fine = (clear.gather(1, (num.long() - 1).clamp(0, 2)[:, None])[:, 0] > 0) | (num > 3)
-    draft.offer("describe", 0.8 * is_fine, reply, later=0.5, **columns, number=num)
+    draft.offer("describe", 0.8, reply, later=0.5, **columns, number=num)
     counted = REPLIES.index("counted one") + (num.long() - 1).clamp(0, 2)
-    draft.offer("count and name", 0.5 * (is_fine & (num < 4)), counted, later=0.5, **columns, number=num)
+    draft.offer("count and name", 0.5 * (num < 4), counted, later=0.5, **columns, number=num)
 
 
 def ask_digits(script: Script, num_words: int, turns: int = 1, *, longer: float = 1.0) -> list[Turn]:

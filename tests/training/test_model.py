@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests.training.conftest import SMALL, Class
+from training.batches import GRIDS
 from training.checkpoint import write_checkpoint
 from training.lessons import Lessons, make_lessons, prepare
 from training.model import Batch, Model, attend
@@ -139,6 +140,37 @@ def test_texts_may_come_in_every_step(school: Class) -> None:
     sides = ("pairs", "videos", "pairs", "texts")
     assert kinds(False) == [["pictures", side] for side in sides]
     assert kinds(True) == [["pictures", *dict.fromkeys((side, "texts"))] for side in sides]
+
+
+def test_the_first_steps_show_every_size_from_the_largest_on(school: Class) -> None:
+    steps = islice(make_lessons(school.recipe, (8, 8), parts=2), len(GRIDS))
+    grids = [[lesson.key[1] for lesson in step if lesson.key[0] == "pictures"] for step in steps]
+    assert {first for first, _ in grids} == set(GRIDS) and all(first == second for first, second in grids)
+    units = [rows * columns for (rows, columns), _ in grids]
+    assert units == sorted(units, reverse=True)
+
+
+def test_a_step_in_two_parts_learns_as_much_from_as_many_pictures(school: Class) -> None:
+    (whole, _), (*halves, _) = (next(make_lessons(school.recipe, (8, 8), parts=parts)) for parts in (1, 2))
+    assert len(halves) == 2 and sum(half.weight for half in halves) == whole.weight
+    assert sum(len(half.make().ids) for half in halves) == len(whole.make().ids) == 8
+
+
+def test_a_run_goes_on_without_graphs_where_none_can_be_captured(
+    school: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("taken by others")
+
+    monkeypatch.setattr(Passes, "_capture", fail)
+    told: list[str] = []
+    batch = school.recipe.texts((1, 1), 4)
+    passes = Passes(Model(SMALL), graphs=True, log=told.append)
+    for _ in range(3):
+        passes.losses.zero_()
+        passes.run(("texts", (1, 1)), lambda: batch, 1.0, 0)
+        assert float(passes.losses[0]) > 0
+    assert sum("taken by others" in line for line in told) == 1, told
 
 
 def test_an_error_while_lessons_are_prepared_is_raised(school: Class) -> None:

@@ -20,7 +20,7 @@ from tests.training.conftest import Class
 from training import papers, photos
 from training.backdrops import CONTRAST, _jpeg, photograph
 from training.batches import GRIDS, Emphasis, order
-from training.checkpoint import MAX_UNITS, MIN_UNITS
+from training.checkpoint import ENLARGED_UNITS, MAX_UNITS
 from training.dialogue import KINDS, REPLIES, VALUES, Turn
 from training.drafts import LONGER, TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
@@ -241,15 +241,15 @@ def test_every_kind_of_strange_picture_has_its_share_of_small_batches(
         return torch.zeros(batch, 3, height, width, device=device)
 
     kinds = [(photos, name) for name in ("foliage", "clouds", "landscapes", "portraits", "pebbles")]
-    kinds += [(papers, name) for name in ("pages", "screens", "plots", "doodles", "empty")]
+    kinds += [(papers, name) for name in ("pages", "screens", "plots", "doodles", "empty", "cloths", "tangles")]
     for module, name in kinds:
         monkeypatch.setattr(module, name, partial(draw, name))
     random.seed(1)
     for _ in range(400):
         assert strange(3, 32, 32, school.studio.bank.glyphs_FGSS).shape == (3, 3, 32, 32)
-    share = 400 * 3 / 11
+    share = 400 * 3 / 13
     assert 1.5 * share < drawn.pop("foliage") < 2.5 * share
-    assert len(drawn) == 9 and all(0.6 * share < num < 1.4 * share for num in drawn.values()), drawn
+    assert len(drawn) == 11 and all(0.6 * share < num < 1.4 * share for num in drawn.values()), drawn
 
 
 def test_sums_are_right(school: Class) -> None:
@@ -357,7 +357,7 @@ def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class)
     asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
     assert asked == set(QUESTIONS)
     assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)
-    assert all(MIN_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)
+    assert all(ENLARGED_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)
 
 
 def test_marks_lie_on_the_rows_of_things(school: Class) -> None:
@@ -420,7 +420,7 @@ def test_emphasis_says_how_many_pictures_are_strange_and_how_often_each_is_asked
 
 def test_small_pictures_can_be_left_out() -> None:
     assert set(order()) == set(GRIDS)
-    assert set(order(25)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 25} != set(GRIDS)
+    assert set(order(42)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 42} != set(GRIDS)
 
 
 def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def options(least_rate: float) -> Options:
         least_units=0,
         texts_always=False,
         side_batch=0,
+        parts=1,
+        memory_gib=0.0,
     )
 
 
