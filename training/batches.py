@@ -45,9 +45,14 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
     (3, 12): Mix(1, 0.85, 0.05),
     (3, 13): Mix(2, 0.85, 0.05),
     (3, 14): Mix(1, 0.85, 0.05),
+    (4, 4): Mix(1, 0.1, 0.4),
+    (5, 5): Mix(1, 0.1, 0.2),
+    (4, 8): Mix(1, 0.5, 0.05),
+    (8, 4): Mix(1, 0.1, 0.05),
 }
-"""Rows and columns of 32 pixels: sizes that pictures are served in, as ENLARGED_UNITS and MAX_UNITS of checkpoint.py
-allow. Scans become (6, 6), wide ones hold words, the others are what drawings and photos become."""
+"""Rows and columns of 32 pixels. Most are sizes that pictures are served in, as ENLARGED_UNITS and MAX_UNITS of
+checkpoint.py allow: scans become (6, 6), wide ones hold words, the others are what drawings and photos become. The last
+are for servers that are told not to enlarge."""
 
 
 def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
@@ -55,7 +60,7 @@ def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
     return tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often) if grid[0] * grid[1] >= least_units)
 
 
-PAIR_GRIDS = ((6, 6), (6, 6), (7, 7), (6, 8), (8, 6), (5, 9))
+PAIR_GRIDS = ((6, 6), (6, 6), (7, 7), (6, 8), (8, 6), (5, 9), (4, 4))
 VIDEO_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
 """Frames of a video are served smaller than pictures."""
 

@@ -20,7 +20,7 @@ from tests.training.conftest import Class
 from training import papers, photos
 from training.backdrops import CONTRAST, _jpeg, photograph
 from training.batches import GRIDS, Emphasis, order
-from training.checkpoint import ENLARGED_UNITS, MAX_UNITS
+from training.checkpoint import MAX_UNITS, MIN_UNITS
 from training.dialogue import KINDS, REPLIES, VALUES, Turn
 from training.drafts import LONGER, TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
@@ -357,7 +357,7 @@ def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class)
     asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
     assert asked == set(QUESTIONS)
     assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)
-    assert all(ENLARGED_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)
+    assert all(MIN_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)
 
 
 def test_marks_lie_on_the_rows_of_things(school: Class) -> None:
