@@ -3,14 +3,14 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
 
-from training.batches import PAIR_GRIDS, VIDEO_GRIDS, Recipe, order
+from training.batches import PAIR_GRIDS, VIDEO_GRIDS, Recipe
 from training.model import Batch, Model
 from training.passes import Key
 
@@ -38,17 +38,22 @@ Lessons = tuple[Lesson, ...]
 
 
 def make_lessons(
-    recipe: Recipe, sizes: tuple[int, int], *, least_units: int = 0, has_texts: bool = False, parts: int = 1
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    *,
+    grids: Sequence[tuple[int, int]],
+    always: str = "",
+    parts: int = 1,
 ) -> Iterator[Lessons]:
-    """For one step after the other, without end: pictures in `parts` batches of one size each, then pairs, videos or
-    texts in turn; with `has_texts` there are texts in every step. `sizes` are how many pictures a step has, and how
-    many others. The first steps show every size once, the largest first: memory that one graph has takes the next."""
-    grids, sides = order(least_units), ("pairs", "videos", "pairs", "texts")
+    """For one step after the other, without end: pictures in `parts` batches of one of the `grids` each, then pairs,
+    videos or texts in turn, those called `always` in every step. `sizes` are how many pictures a step has, and how many
+    others. The first steps show every grid once, the largest first: memory that one graph has takes the next."""
+    sides = ("pairs", "videos", "pairs", "texts")
     tour = sorted(dict.fromkeys(grids), key=lambda grid: -grid[0] * grid[1])
     for step in count():
         chosen = [tour[step]] * parts if step < len(tour) else random.choices(grids, k=parts)
         pictures = [_lesson(recipe, "pictures", grid, sizes[0] // parts, 1 / parts, 0) for grid in chosen]
-        kinds = dict.fromkeys([sides[step % len(sides)], *(["texts"] if has_texts else [])])
+        kinds = dict.fromkeys([sides[step % len(sides)], *([always] if always else [])])
         others = [_lesson(recipe, kind, random.choice(_SIDE_GRIDS[kind]), sizes[1], SIDE_SHARE, 1) for kind in kinds]
         yield *pictures, *others
 

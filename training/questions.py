@@ -10,6 +10,9 @@ from training.drafts import Columns, Draft
 from training.language import COLORS, SHAPES
 from training.scenes import Script, Shapes
 
+DOWN = 0.3
+"""How much a place further down counts, beside one further to the right, in the order of a description."""
+
 
 def ask_shapes(
     facts: Shapes, num_words: int, turns: int = 1, *, counting: float = 1.0, longer: float = 1.0
@@ -177,9 +180,10 @@ def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    """Up to three shapes from left to right; of more only the number. Where two lie one above the other their order is
-    a guess, but both must be named all the same."""
-    order = facts.x.masked_fill(facts.present == 0, 1e6).argsort(1)
+    """Up to three shapes from left to right, and from top to bottom where they lie one above the other; of more only
+    the number."""
+    along = facts.x / facts.width + DOWN * facts.y / facts.height
+    order = along.masked_fill(facts.present == 0, 1e6).argsort(1)
     shape, color = facts.shape.gather(1, order), facts.color.gather(1, order)
     columns = {f"shape{k or ''}": shape[:, k] for k in range(3)} | {f"color{k or ''}": color[:, k] for k in range(3)}
     reply = REPLIES.index("one") + (num.long() - 1).clamp(0, 2)

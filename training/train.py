@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from training.accuracy import Found, accuracy, held_out
 from training.backdrops import Palette
-from training.batches import SHAPES_ROOM, Emphasis, Recipe
+from training.batches import SHAPES_ROOM, Emphasis, Recipe, order
 from training.dialogue import Book
 from training.lessons import make_lessons, prepare, side_batch
 from training.marks import Guide
@@ -76,7 +76,8 @@ class Options:
     strange: float
     turns: int
     least_units: int
-    texts_always: bool
+    least_often: int
+    always: str
     side_batch: int
     parts: int
     memory_gib: float
@@ -117,7 +118,8 @@ def read_options() -> Options:
     parser.add_argument("--strange", type=float, default=usual.strange, help="share of pictures of nothing known")
     parser.add_argument("--turns", type=int, default=SHAPES_ROOM.turns, help="most questions about a picture")
     parser.add_argument("--least-units", type=int, default=0, help="squares of 32 pixels that a picture has at least")
-    parser.add_argument("--texts-always", action="store_true", help="texts in every step, not in every fourth")
+    parser.add_argument("--least-often", type=int, default=0, help="leave out sizes that GRIDS has less often")
+    parser.add_argument("--always", default="", help="pairs, videos or texts in every step, not in turn with others")
     parser.add_argument(
         "--side-batch", type=int, default=0, help="pairs, videos or texts a step; 0: a quarter of --batch"
     )
@@ -215,13 +217,8 @@ def train(school: School, started: float) -> dict[str, object]:
     clock = _Clock(started, before_s, options, step)
     teacher = _Teacher(school, pupil, passes, clock)
     sizes = (options.batch, options.side_batch or side_batch(options.batch))
-    lessons = make_lessons(
-        school.recipe,
-        sizes,
-        least_units=options.least_units,
-        has_texts=options.texts_always,
-        parts=options.parts,
-    )
+    grids = order(options.least_units, options.least_often)
+    lessons = make_lessons(school.recipe, sizes, grids=grids, always=options.always, parts=options.parts)
     if options.freeze_tower and device.type == "cpu":
         lessons = prepare(lessons, model)
     while step < options.max_steps and clock.progress() < 1:

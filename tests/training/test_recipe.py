@@ -421,6 +421,7 @@ def test_emphasis_says_how_many_pictures_are_strange_and_how_often_each_is_asked
 def test_small_pictures_can_be_left_out() -> None:
     assert set(order()) == set(GRIDS)
     assert set(order(42)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 42} != set(GRIDS)
+    assert set(order(least_often=3)) == {grid for grid, mix in GRIDS.items() if mix.often >= 3} != set(GRIDS)
 
 
 def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp_path: Path) -> None:
