@@ -10,8 +10,8 @@ from training.dialogue import KINDS
 from training.model import Batch, Model
 
 SETS = (
-    *(("pictures", (7, 7)), ("pictures", (6, 8)), ("pictures", (5, 5)), ("pictures", (3, 7)), ("pictures", (4, 4))),
-    *(("pairs", (5, 5)), ("videos", (5, 5)), ("texts", (1, 1))),
+    *(("pictures", (7, 7)), ("pictures", (6, 8)), ("pictures", (6, 6)), ("pictures", (4, 10)), ("pictures", (5, 9))),
+    *(("pairs", (6, 6)), ("videos", (5, 5)), ("texts", (1, 1))),
 )
 MAX_TURNS = 4
 Found = dict[str, tuple[int, int]]

@@ -119,6 +119,7 @@ def photograph(canvas: Tensor, factor: float, dtype: torch.dtype = torch.float32
     eighth = batch // 8
     if eighth:
         canvas[:eighth] = _shrink(canvas[:eighth], factor)
+        canvas[5 * eighth : 6 * eighth] = _shrink(canvas[5 * eighth : 6 * eighth], 1.1 - factor)
         canvas[eighth : 2 * eighth] = _blur(canvas[eighth : 2 * eighth])
         canvas[2 * eighth : 5 * eighth] = _noise(canvas[2 * eighth : 5 * eighth])
         canvas[4 * eighth : 5 * eighth] = _jpeg(canvas[4 * eighth : 5 * eighth])

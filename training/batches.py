@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from training.backdrops import photograph
+from training.backdrops import backdrop, photograph
 from training.dialogue import Book, Sheet, Turn
+from training.language import SHAPES
 from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground, mark_nothing
 from training.model import FACTOR, Batch, Layout, Shape, make_layout, place_images
 from training.other_questions import ask_digit_pair, ask_nothing, ask_pair, ask_strange, ask_video
@@ -27,44 +28,43 @@ class Mix(NamedTuple):
 
 
 GRIDS: Mapping[tuple[int, int], Mix] = {
-    (4, 4): Mix(4, 0.1, 0.5),
-    (5, 5): Mix(2, 0.12, 0.2),
-    (6, 6): Mix(6, 0.1, 0.5),
-    (7, 7): Mix(5, 0.1, 0.1),
-    (6, 8): Mix(4, 0.1, 0.08),
-    (8, 6): Mix(3, 0.1, 0.08),
-    (5, 9): Mix(3, 0.2, 0.05),
+    (6, 6): Mix(10, 0.08, 0.48),
+    (7, 7): Mix(6, 0.08, 0.08),
+    (6, 8): Mix(5, 0.1, 0.06),
+    (8, 6): Mix(3, 0.1, 0.06),
+    (6, 7): Mix(3, 0.3, 0.06),
+    (7, 6): Mix(2, 0.15, 0.06),
+    (5, 9): Mix(5, 0.4, 0.06),
     (9, 5): Mix(1, 0.1, 0.05),
-    (5, 8): Mix(1, 0.3, 0.05),
-    (8, 5): Mix(1, 0.1, 0.05),
-    (5, 7): Mix(1, 0.3, 0.05),
-    (7, 5): Mix(1, 0.1, 0.05),
-    (4, 5): Mix(3, 0.6, 0.15),
-    (5, 4): Mix(1, 0.5, 0.2),
-    (4, 6): Mix(2, 0.6, 0.1),
-    (6, 4): Mix(1, 0.2, 0.1),
-    (3, 6): Mix(4, 0.8, 0.08),
-    (3, 7): Mix(4, 0.8, 0.08),
-    (3, 8): Mix(2, 0.8, 0.08),
-    (3, 10): Mix(2, 0.8, 0.06),
-    (4, 8): Mix(2, 0.6, 0.06),
-    (4, 10): Mix(1, 0.7, 0.06),
-    (2, 9): Mix(1, 0.85, 0.05),
-    (3, 13): Mix(1, 0.8, 0.05),
-    (4, 12): Mix(1, 0.7, 0.05),
+    (5, 8): Mix(3, 0.5, 0.06),
+    (8, 5): Mix(1, 0.15, 0.05),
+    (4, 9): Mix(2, 0.75, 0.05),
+    (4, 10): Mix(5, 0.8, 0.05),
+    (10, 4): Mix(1, 0.1, 0.05),
+    (4, 11): Mix(4, 0.8, 0.05),
+    (4, 12): Mix(2, 0.8, 0.05),
+    (3, 12): Mix(1, 0.85, 0.05),
+    (3, 13): Mix(2, 0.85, 0.05),
+    (3, 14): Mix(1, 0.85, 0.05),
+    (4, 4): Mix(1, 0.1, 0.4),
+    (5, 5): Mix(1, 0.1, 0.2),
+    (4, 8): Mix(1, 0.5, 0.05),
     (8, 4): Mix(1, 0.1, 0.05),
-    (2, 14): Mix(1, 0.85, 0.05),
 }
-"""Rows and columns of 32 pixels. Small squares are what scans become, as they are (4, 4) and enlarged to the least size
-that is served (6, 6); wide ones hold words, large ones are photos."""
+"""Rows and columns of 32 pixels. Most are sizes that pictures are served in, as ENLARGED_UNITS and MAX_UNITS of
+checkpoint.py allow: scans become (6, 6), wide ones hold words, the others are what drawings and photos become. The last
+are for servers that are told not to enlarge."""
 
 
-def order(least_units: int = 0) -> tuple[tuple[int, int], ...]:
-    """What the size of a step's pictures is drawn from: grids of so many squares and more."""
-    return tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often) if grid[0] * grid[1] >= least_units)
+def order(least_units: int = 0, least_often: int = 0) -> tuple[tuple[int, int], ...]:
+    """What the size of a step's pictures is drawn from: grids of so many squares and more that come so often."""
+    grids = {grid: mix.often for grid, mix in GRIDS.items() if grid[0] * grid[1] >= least_units}
+    return tuple(grid for grid, often in grids.items() if often >= least_often for _ in range(often))
 
 
-SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
+PAIR_GRIDS = ((6, 6), (6, 6), (7, 7), (6, 8), (8, 6), (5, 9), (4, 4))
+VIDEO_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (5, 9))
+"""Frames of a video are served smaller than pictures."""
 
 
 class Room(NamedTuple):
@@ -82,7 +82,7 @@ class Room(NamedTuple):
         return Room(turns, self.tokens * turns // self.turns, self.answers * turns // self.turns)
 
 
-SHAPES_ROOM = Room(4, 118, 30)
+SHAPES_ROOM = Room(4, 118, 34)
 WORDS_ROOM = Room(2, 72, 20)
 SIDE_ROOM = Room(2, 68, 16)
 CHAT_ROOM = Room(2, 92, 44)
@@ -125,7 +125,7 @@ class Recipe:
         emphasis = self.emphasis
         room = (SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM).shortened(emphasis.turns)
         num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
-        num_strange = min(max(1, int(batch * emphasis.strange)), batch - num_script - num_digits - 1)
+        num_strange = max(0, min(max(1, int(batch * emphasis.strange)), batch - num_script - num_digits - 1))
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
@@ -171,27 +171,36 @@ class Recipe:
         return self._batch(patches, grid, turns, self.book.image, SIDE_ROOM)
 
     def _two_scenes(self, batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Shapes, Shapes]:
-        """Half of them show one shape each, and then often the same shape or the same colour."""
+        """Some show one thing each, and then often the same shape or the same colour. Others show several, and then
+        often most of both have one shape, so that it takes counting to say which has more."""
         studio = self.studio
-        single = studio.rand(batch) < 0.5
-        counts = [torch.where(single, torch.ones_like(single.long()), 1 + studio.integers(6, batch)) for _ in range(2)]
-        first, facts = studio.shapes(batch, height, width, counts[0])
-        canvas, others = studio.shapes(batch, height, width, counts[1])
-        copied = (studio.rand(batch, 1) < 0.45) & single[:, None]
-        kept = torch.arange(others.shape.shape[1], device=studio.device)[None] > 0
-        shape = torch.where(copied & ~kept, facts.shape, others.shape)
-        same_color = (studio.rand(batch, 1) < 0.45) & single[:, None] & ~kept
-        color = torch.where(same_color, facts.color, others.color)
-        rgb = torch.where(same_color[..., None], studio.palette.mix(color), others.rgb)
+        single, is_alike = studio.rand(batch) < 0.4, studio.rand(batch, 1) < 0.6
+        common, is_plain = studio.integers(len(SHAPES), batch, 1), studio.rand(batch, 1) < 0.6
+        made = []
+        for _ in range(2):
+            canvas, behind = backdrop(batch, height, width, studio.device)
+            num = torch.where(single, torch.ones_like(single.long()), 1 + studio.integers(6, batch))
+            facts = studio.arrange(batch, height, width, behind, num)
+            taken = is_alike & ~single[:, None] & (is_plain | (studio.rand(*facts.shape.shape) < 0.75))
+            facts = replace(facts, shape=torch.where(taken, common, facts.shape))
+            made.append((studio.paint(canvas, facts), facts))
+        (first, facts), (canvas, others) = made
+        changed, repainted = self._echo(facts, others, single)
         # Where a copied colour would not stand out, the background is its opposite.
-        opposite = 1 - rgb[:, 0].mean(-1, keepdim=True).round().expand(-1, 3)
+        opposite = 1 - changed.rgb[:, 0].mean(-1, keepdim=True).round().expand(-1, 3)
         plain = opposite[:, :, None, None].expand_as(canvas).contiguous()
-        changed = Shapes(
-            shape, color, rgb, others.x, others.y, others.radius, others.present, others.height, others.width
-        )
-        repainted = (copied | same_color[:, :1])[:, :, None, None]
-        second = torch.where(repainted, studio.paint(plain, changed), canvas)
+        second = torch.where(repainted[:, :, None, None], studio.paint(plain, changed), canvas)
         return first, second, facts, changed
+
+    def _echo(self, facts: Shapes, others: Shapes, single: Tensor) -> tuple[Shapes, Tensor]:
+        """The second scene with the first one's shape or colour, where both show one thing; and which were changed."""
+        studio = self.studio
+        is_first = torch.arange(others.shape.shape[1], device=studio.device)[None] == 0
+        copied, same_color = ((studio.rand(single.shape[0], 1) < 0.45) & single[:, None] for _ in range(2))
+        color = torch.where(same_color & is_first, facts.color, others.color)
+        rgb = torch.where((same_color & is_first)[..., None], studio.palette.mix(color), others.rgb)
+        shape = torch.where(copied & is_first, facts.shape, others.shape)
+        return replace(others, shape=shape, color=color, rgb=rgb), copied | same_color
 
     def videos(self, grid: tuple[int, int], batch: int) -> Batch:
         """Two frames, up to two questions."""

@@ -31,14 +31,18 @@ def rows(report: dict[str, Any]) -> list[str]:
     return found
 
 
+def where(report: dict[str, Any]) -> str:
+    return "a GPU (bfloat16)" if report["environment"].get("device") == "cuda" else "a CPU (float32)"
+
+
 def write(card: Path, reports: list[Path]) -> None:
-    lines = [row for path in reports for row in rows(json.loads(path.read_text()))]
+    found = [json.loads(path.read_text()) for path in reports]
+    lines = [row for report in found for row in rows(report)]
+    [place] = {where(report) for report in found}
     measured = {line.split(" | ")[0].removeprefix("| ") for line in lines}
     notes = "".join(f"- {task}: {note}\n" for task, note in NOTES.items() if task in measured)
     table = "| task | questions | right | 95 % interval |\n|---|---|---|---|\n" + "\n".join(lines)
-    text = (
-        "Greedy answers through `saccade eval` on a CPU (float32), on pictures and digits that were not trained on.\n"
-    )
+    text = f"Greedy answers through `saccade eval` on {place}, about pictures and digits that were not trained on.\n"
     section = f"{HEADING}\n{text}\n{table}\n\n" + (f"{notes}\n" if notes else "")
     old = card.read_text()
     card.write_text(re.sub(re.escape(HEADING) + r".*?(?=^## )", lambda _: section, old, flags=re.DOTALL | re.MULTILINE))

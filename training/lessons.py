@@ -3,19 +3,21 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
 
-from training.batches import SMALL_GRIDS, Recipe, order
+from training.batches import PAIR_GRIDS, VIDEO_GRIDS, Recipe
 from training.model import Batch, Model
 from training.passes import Key
 
 SIDE_SHARE = 0.35
 """Weight of the second batch of a step: pairs, videos and text take turns in it."""
+
+_SIDE_GRIDS = {"pairs": PAIR_GRIDS, "videos": VIDEO_GRIDS, "texts": ((1, 1),)}
 
 AHEAD = 2
 """Steps whose batches are prepared while others are learned from."""
@@ -36,17 +38,24 @@ Lessons = tuple[Lesson, ...]
 
 
 def make_lessons(
-    recipe: Recipe, sizes: tuple[int, int], *, least_units: int = 0, has_texts: bool = False
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    *,
+    grids: Sequence[tuple[int, int]],
+    always: str = "",
+    parts: int = 1,
 ) -> Iterator[Lessons]:
-    """For one step after the other, without end: pictures of one size, then pairs, videos or texts in turn; with
-    `has_texts` there are texts in every step. `sizes` are how many pictures there are, and how many others."""
-    grids, sides = order(least_units), ("pairs", "videos", "pairs", "texts")
+    """For one step after the other, without end: pictures in `parts` batches of one of the `grids` each, then pairs,
+    videos or texts in turn, those called `always` in every step. `sizes` are how many pictures a step has, and how many
+    others. The first steps show every grid once, the largest first: memory that one graph has takes the next."""
+    sides = ("pairs", "videos", "pairs", "texts")
+    tour = sorted(dict.fromkeys(grids), key=lambda grid: -grid[0] * grid[1])
     for step in count():
-        pictures = _lesson(recipe, "pictures", random.choice(grids), sizes[0], 1.0, 0)
-        kinds = dict.fromkeys([sides[step % len(sides)], *(["texts"] if has_texts else [])])
-        small = {kind: random.choice(SMALL_GRIDS) if kind != "texts" else (1, 1) for kind in kinds}
-        others = [_lesson(recipe, kind, small[kind], sizes[1], SIDE_SHARE, 1) for kind in kinds]
-        yield pictures, *others
+        chosen = [tour[step]] * parts if step < len(tour) else random.choices(grids, k=parts)
+        pictures = [_lesson(recipe, "pictures", grid, sizes[0] // parts, 1 / parts, 0) for grid in chosen]
+        kinds = dict.fromkeys([sides[step % len(sides)], *([always] if always else [])])
+        others = [_lesson(recipe, kind, random.choice(_SIDE_GRIDS[kind]), sizes[1], SIDE_SHARE, 1) for kind in kinds]
+        yield *pictures, *others
 
 
 def side_batch(batch: int) -> int:

@@ -38,8 +38,8 @@ def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> l
     """About two pictures of shapes."""
     draft = Draft(first.shape.shape[0], first.shape.device)
     num = torch.stack([first.present.sum(1), second.present.sum(1)], 1)
-    shape, _ = subject(first, share=0.5)
-    other, _ = subject(second, share=0.5)
+    shape, _ = subject(first, share=0.8)
+    other, _ = subject(second, share=0.8)
     shape = torch.where(torch.rand(draft.batch, device=draft.device) < 0.5, shape, other)
     has = torch.stack([((part.shape == shape[:, None]) * part.present).sum(1) for part in (first, second)], 1)
     draft.offer("more", 2.5 * (has[:, 0] != has[:, 1]), "which", shape=shape, which=has[:, 1] > has[:, 0])

@@ -1,5 +1,5 @@
-"""Pages, screens, plots, doodles and empty pictures, drawn in batches: nothing in them that the model could name.
-B pictures, H x W pixels, 0..1."""
+"""Pages, screens, plots, doodles, cloths, tangles and empty pictures, drawn in batches: nothing in them that the model
+could name. B pictures, H x W pixels, 0..1."""
 
 import math
 
@@ -129,6 +129,43 @@ def doodles(batch: int, height: int, width: int, device: torch.device) -> Tensor
     hills = noise(batch, height, width, device, 4) + 0.6 * noise(batch, height, width, device, 8)
     line = hills.abs() < rand(batch, 0.05, 0.2, device)
     drawn = torch.where(rand(batch, 0, 1, device) < HALF, line, _spot(batch, height, width, device))
+    return torch.where(drawn, color, ground.expand(-1, -1, height, width))
+
+
+def cloths(batch: int, height: int, width: int, device: torch.device) -> Tensor:
+    """Stripes, checks and plaids: bands of some colours in two directions, turned by any angle."""
+    y, x = places(height, width, device)
+    angle = rand(batch, 0, math.pi, device)
+    along, across = angle.cos() * x + angle.sin() * y, angle.cos() * y - angle.sin() * x
+    canvas = torch.rand(batch, 3, 1, 1, device=device).expand(-1, -1, height, width)
+    thick = rand(batch, 0, 1, device)
+    for way, often in ((along, 20.0), (across, 20.0), (along, 60.0), (across, 60.0)):
+        wave = torch.sin(way * (often * rand(batch, 0.6, 2.0, device)) + rand(batch, 0, 2 * math.pi, device))
+        color, strength = torch.rand(batch, 3, 1, 1, device=device), rand(batch, -0.4, 1.4, device).clamp(0, 1)
+        canvas = torch.lerp(canvas, color.expand_as(canvas), (wave > thick).float() * strength)
+    return canvas
+
+
+def tangles(batch: int, height: int, width: int, device: torch.device) -> Tensor:
+    """Many straight lines on a plain ground; most begin where another one ends."""
+    y, x = places(height, width, device)
+    side = min(height, width)
+    ground, color = (torch.rand(batch, 3, 1, 1, device=device) for _ in range(2))
+    color = torch.where((ground - color).abs().mean(1, keepdim=True) < 0.25, 1 - ground.round(), color)
+    drawn = torch.zeros(batch, 1, height, width, dtype=torch.bool, device=device)
+    thick, reach = rand(batch, 0.004, 0.025, device), rand(batch, 0.1, 0.5, device)
+    from_x, from_y = (rand(batch, 0, size / side, device) for size in (width, height))
+    for _ in range(18):
+        is_new = rand(batch, 0, 1, device) < 0.3
+        from_x = torch.where(is_new, rand(batch, 0, width / side, device), from_x)
+        from_y = torch.where(is_new, rand(batch, 0, height / side, device), from_y)
+        angle = rand(batch, 0, 2 * math.pi, device)
+        length = reach * rand(batch, 0.4, 1.2, device)
+        dx, dy = x - from_x, y - from_y
+        along = (dx * angle.cos() + dy * angle.sin()).clamp(min=0).minimum(length)
+        drawn |= torch.hypot(dx - along * angle.cos(), dy - along * angle.sin()) < thick * rand(batch, 0.6, 1.6, device)
+        from_x = (from_x + length * angle.cos()).clamp(0, width / side)
+        from_y = (from_y + length * angle.sin()).clamp(0, height / side)
     return torch.where(drawn, color, ground.expand(-1, -1, height, width))
 
 

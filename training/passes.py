@@ -10,8 +10,8 @@ from training.marks import Guide
 from training.model import Batch, Model
 
 Key = tuple[str, tuple[int, int]]
-CROWDED = 0.6
-"""Share of a GPU's memory above which what is cached is given back before a capture, which could not do so itself."""
+SPARE_BYTES = 12 << 30
+"""With less of a GPU's memory left, what is cached is given back before a capture, which could not do so itself."""
 
 
 class Passes:
@@ -23,10 +23,18 @@ class Passes:
     """
 
     def __init__(
-        self, model: Model, *, guide: Guide | None = None, graphs: bool, log: Callable[[str], None], end_id: int = 0
+        self,
+        model: Model,
+        *,
+        guide: Guide | None = None,
+        graphs: bool,
+        log: Callable[[str], None],
+        end_id: int = 0,
+        limit_bytes: int = 0,
     ) -> None:
-        """`end_id` is the token that ends an answer."""
+        """`end_id` is the token that ends an answer, `limit_bytes` the memory that the run may take; 0: all."""
         self.model, self.guide, self.graphs, self.log, self.end_id = model, guide, graphs, log, end_id
+        self.limit_bytes = limit_bytes
         device = next(model.parameters()).device
         self.losses = torch.zeros(2, device=device)
         self.answers = torch.zeros((), dtype=torch.long, device=device)
@@ -44,20 +52,29 @@ class Passes:
             self._compile(make(), weight, slot)
         if key[0] not in {kind for kind, _ in self.met}:
             self._first(key, make, weight, slot)
-        elif not self.graphs or key not in self.met:
-            self._eager(make(), weight, slot)
-        else:
-            if key not in self.captured:
-                self._capture(key, make, weight, slot)
+        elif self._has_graph(key, make, weight, slot):
             self.captured[key].replay()
+        else:
+            self._eager(make(), weight, slot)
         self.met.add(key)
+
+    def _has_graph(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> bool:
+        """Whether there is a graph of this kind, made now if its time has come. Where that fails, as it does when other
+        programs take the memory, there are no more graphs than there are already."""
+        if self.graphs and key in self.met and key not in self.captured:
+            try:
+                self._capture(key, make, weight, slot)
+            except Exception as error:  # whatever torch raises: a slow run is better than none
+                self.log(f"no graph of {key} and no further ones: {type(error).__name__}: {str(error)[:500]}")
+                self.graphs = False
+                torch.cuda.empty_cache()
+        return key in self.captured
 
     def _capture(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> None:
         """As torch.cuda.graph does on the stream that is current, but without emptying the cache each time: the
         passes in between would have to ask the driver for all of it again."""
         torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        if free < (1 - CROWDED) * total:
+        if self._spare_bytes() < SPARE_BYTES:
             torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=next(iter(self.captured.values())).pool() if self.captured else None)
@@ -66,6 +83,11 @@ class Passes:
         finally:
             graph.capture_end()
         self.captured[key] = graph
+
+    def _spare_bytes(self) -> int:
+        """What the device has left, and of that what this run may take."""
+        free, total = torch.cuda.mem_get_info()
+        return min(free, (self.limit_bytes or total) - torch.cuda.memory_reserved())
 
     def _compile(self, batch: Batch, weight: float, slot: int) -> None:
         """Compiles, and goes on without where that fails: a slow run is better than none. The gradients are dropped:

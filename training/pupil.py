@@ -83,7 +83,9 @@ class Pupil:
         tensors = zip(self.names, self.masters, strict=True)
         kept: dict[str, Tensor] = dict(self.model.named_parameters())
         kept |= {name: master for name, master in tensors if not name.startswith(_GUIDE)}
-        save_file({name: master.detach().bfloat16().cpu() for name, master in kept.items()}, path, {"format": "pt"})
+        part = path.with_suffix(".part")
+        save_file({name: master.detach().bfloat16().cpu() for name, master in kept.items()}, part, {"format": "pt"})
+        part.replace(path)
 
 
 def schedule(progress: float, step: int, warm_up: int) -> float:

@@ -10,6 +10,9 @@ from training.drafts import Columns, Draft
 from training.language import COLORS, SHAPES
 from training.scenes import Script, Shapes
 
+DOWN = 0.3
+"""How much a place further down counts, beside one further to the right, in the order of a description."""
+
 
 def ask_shapes(
     facts: Shapes, num_words: int, turns: int = 1, *, counting: float = 1.0, longer: float = 1.0
@@ -177,19 +180,17 @@ def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    """Up to three shapes from left to right, where that is clear; of more only the number."""
-    order = facts.x.masked_fill(facts.present == 0, 1e6).argsort(1)
-    x = facts.x.masked_fill(facts.present == 0, 1e6).gather(1, order)
-    is_clear = ((x[:, 1:3] - x[:, :2]) > 0.06 * facts.width).cumprod(1)
-    clear = torch.cat([torch.ones_like(is_clear[:, :1]), is_clear], 1)
+    """Up to three shapes from left to right, and from top to bottom where they lie one above the other; of more only
+    the number."""
+    along = facts.x / facts.width + DOWN * facts.y / facts.height
+    order = along.masked_fill(facts.present == 0, 1e6).argsort(1)
     shape, color = facts.shape.gather(1, order), facts.color.gather(1, order)
     columns = {f"shape{k or ''}": shape[:, k] for k in range(3)} | {f"color{k or ''}": color[:, k] for k in range(3)}
     reply = REPLIES.index("one") + (num.long() - 1).clamp(0, 2)
     reply = torch.where(num > 3, torch.full_like(reply, REPLIES.index("many")), reply)
-    is_fine = (clear.gather(1, (num.long() - 1).clamp(0, 2)[:, None])[:, 0] > 0) | (num > 3)
-    draft.offer("describe", 0.8 * is_fine, reply, later=0.5, **columns, number=num)
+    draft.offer("describe", 0.8, reply, later=0.5, **columns, number=num)
     counted = REPLIES.index("counted one") + (num.long() - 1).clamp(0, 2)
-    draft.offer("count and name", 0.5 * (is_fine & (num < 4)), counted, later=0.5, **columns, number=num)
+    draft.offer("count and name", 0.5 * (num < 4), counted, later=0.5, **columns, number=num)
 
 
 def ask_digits(script: Script, num_words: int, turns: int = 1, *, longer: float = 1.0) -> list[Turn]:

@@ -24,7 +24,7 @@ from training.scenes import Studio
 from training.sprites import make_bank
 
 CELL, TEXT_HEIGHT, LINE_LETTERS = 224, 130, 40
-GRIDS = ((7, 7), (4, 4), (6, 8), (3, 7), (8, 6), (5, 9))
+GRIDS = ((7, 7), (6, 6), (6, 8), (4, 10), (8, 6), (5, 9))
 COLUMNS = 8
 MANY = 64
 """Pictures of a batch: enough for every kind of them."""

@@ -21,7 +21,7 @@ def strange(batch: int, height: int, width: int, glyphs_FGSS: Tensor) -> Tensor:
     kinds: tuple[tuple[int, Kind], ...] = (
         *((2, photos.foliage), (1, photos.clouds), (1, photos.landscapes), (1, photos.portraits), (1, photos.pebbles)),
         *((1, partial(kind, glyphs_FGSS=glyphs_FGSS)) for kind in (papers.pages, papers.screens)),
-        *((1, papers.plots), (1, papers.doodles), (1, papers.empty)),
+        *((1, papers.plots), (1, papers.doodles), (1, papers.empty), (1, papers.cloths), (1, papers.tangles)),
     )
     total = sum(share for share, _ in kinds)
     shift = random.random()  # a small batch has no room for all kinds: which it has is left to chance

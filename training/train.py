@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from training.accuracy import Found, accuracy, held_out
 from training.backdrops import Palette
-from training.batches import SHAPES_ROOM, Emphasis, Recipe
+from training.batches import SHAPES_ROOM, Emphasis, Recipe, order
 from training.dialogue import Book
 from training.lessons import make_lessons, prepare, side_batch
 from training.marks import Guide
@@ -37,6 +37,9 @@ from training.vocabulary import token_id
 
 RESERVE_S = 12.0
 """Left of the time for the last evaluation and the files."""
+
+SAVE_S = 40.0
+"""So often, at the next report, weights and state are written."""
 
 TOO_SLOW = 3
 """The exit status of a run that --least-rate or a broken loss ended."""
@@ -73,8 +76,11 @@ class Options:
     strange: float
     turns: int
     least_units: int
-    texts_always: bool
+    least_often: int
+    always: str
     side_batch: int
+    parts: int
+    memory_gib: float
 
     @property
     def emphasis(self) -> Emphasis:
@@ -99,9 +105,11 @@ def read_options() -> Options:
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="no torch.compile")
     parser.add_argument("--small", action="store_true", help="a toy model for a CPU")
     parser.add_argument("--least-rate", type=float, default=0.0, help="samples/s below which the run gives up early")
-    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from, with a new schedule")
+    parser.add_argument(
+        "--start", type=Path, help="weights of an earlier run to go on from, with a new schedule and no guide"
+    )
     parser.add_argument("--warm-up", type=int, default=300, help="steps until the learning rate is reached")
-    parser.add_argument("--freeze-tower", action="store_true", help="train the decoder alone, without a guide")
+    parser.add_argument("--freeze-tower", action="store_true", help="train the decoder alone")
     usual = Emphasis()
     parser.add_argument("--counting", type=float, default=usual.counting, help="how much more often to count things")
     parser.add_argument(
@@ -110,10 +118,13 @@ def read_options() -> Options:
     parser.add_argument("--strange", type=float, default=usual.strange, help="share of pictures of nothing known")
     parser.add_argument("--turns", type=int, default=SHAPES_ROOM.turns, help="most questions about a picture")
     parser.add_argument("--least-units", type=int, default=0, help="squares of 32 pixels that a picture has at least")
-    parser.add_argument("--texts-always", action="store_true", help="texts in every step, not in every fourth")
+    parser.add_argument("--least-often", type=int, default=0, help="leave out sizes that GRIDS has less often")
+    parser.add_argument("--always", default="", help="pairs, videos or texts in every step, not in turn with others")
     parser.add_argument(
         "--side-batch", type=int, default=0, help="pairs, videos or texts a step; 0: a quarter of --batch"
     )
+    parser.add_argument("--parts", type=int, default=1, help="sizes of pictures in a step, which share --batch")
+    parser.add_argument("--memory-gib", type=float, default=0.0, help="most memory of a GPU to take; 0: all of it")
     return Options(**vars(parser.parse_args()))
 
 
@@ -187,7 +198,8 @@ def train(school: School, started: float) -> dict[str, object]:
         model.load_state_dict({name: tensor.float() for name, tensor in load_file(options.start).items()})
     model.to(device=device)
     model.tower.requires_grad_(not options.freeze_tower)
-    guide = None if options.freeze_tower else Guide(school.recipe.shape.hidden_size).to(device)
+    has_guide = options.start is None and not options.freeze_tower
+    guide = Guide(school.recipe.shape.hidden_size).to(device) if has_guide else None
     pupil = Pupil(model, options.rate, device, guide, warm_up=options.warm_up)
     model.to(dtype=school.recipe.dtype)
     if guide is not None:
@@ -196,14 +208,17 @@ def train(school: School, started: float) -> dict[str, object]:
     if options.compile and device.type == "cuda":
         model.compile_blocks()
     graphs = options.graphs and device.type == "cuda"
-    passes = Passes(model, guide=guide, graphs=graphs, log=log, end_id=school.end_id)
+    passes = Passes(
+        model, guide=guide, graphs=graphs, log=log, end_id=school.end_id, limit_bytes=int(options.memory_gib * 2**30)
+    )
     step, before_s = pupil.load(options.state) if options.resume else (0, 0.0)
     num = sum(part.numel() for part in pupil.masters)
     log(f"{num:,} parameters, ready on {device}; step {step}, {before_s:.0f} s before")
     clock = _Clock(started, before_s, options, step)
     teacher = _Teacher(school, pupil, passes, clock)
     sizes = (options.batch, options.side_batch or side_batch(options.batch))
-    lessons = make_lessons(school.recipe, sizes, least_units=options.least_units, has_texts=options.texts_always)
+    grids = order(options.least_units, options.least_often)
+    lessons = make_lessons(school.recipe, sizes, grids=grids, always=options.always, parts=options.parts)
     if options.freeze_tower and device.type == "cpu":
         lessons = prepare(lessons, model)
     while step < options.max_steps and clock.progress() < 1:
@@ -219,8 +234,8 @@ def train(school: School, started: float) -> dict[str, object]:
         clock.check(step)
         if clock.is_time_to_report():
             teacher.report(step)
-    final, first = teacher.examine(256, range(2, 6))
     pupil.export(options.out / "model.safetensors")
+    final, first = teacher.examine(256, range(2, 6))
     log("final " + line(final, first))
     return {
         "steps": step,
@@ -310,7 +325,7 @@ class _Teacher:
             f"step {step} {clock.progress():.0%} {rate:,.0f} samples/s {(answers - self.answers_then) / seconds:,.0f} "
             f"answers/s loss {losses[0]:.3f} {losses[1]:.3f} {line(*found)}"
         )
-        if time.perf_counter() - clock.saved > 60:
+        if time.perf_counter() - clock.saved > SAVE_S:
             self.pupil.export(options.out / "model.safetensors")
             self.pupil.save(options.state, step, clock.elapsed())
             clock.saved = time.perf_counter()
@@ -349,6 +364,9 @@ def _run(options: Options, log: Log, started: float) -> dict[str, object]:
     if options.device != "cuda":
         return train(School.open(options, log), started)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+    if options.memory_gib:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_gib * 2**30 / total))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

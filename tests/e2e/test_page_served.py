@@ -30,7 +30,7 @@ def test_an_image_is_answered_and_nobody_else_is_asked(browser: Browser, address
     assert lead.startswith("This small model comes with Saccade"), "whatever name it is served under"
     click(browser, ".sample:nth-child(2)")
     wait_answers(browser, 1)
-    assert texts(browser, ".turn.assistant .markdown") == ["2"]
+    assert texts(browser, ".turn.assistant .markdown") == ["2 blue circles"]
     passes = texts(browser, ".served tbody td:first-child")
     assert set(passes) >= {"vision", "prefill", "decode"} and not texts(browser, ".served .eager")
     sent = [event["request"]["url"] for event in browser.events("Network.requestWillBeSent")]

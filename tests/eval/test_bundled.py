@@ -110,12 +110,18 @@ def test_answers_are_right(task: str, asked: dict[str, list[Example]], said: dic
         ("shapes.png", "How many circles are there?", "2"),
         ("heart.png", "What color is the heart?", "purple"),
         ("word.png", "What does it say?", "HELLO"),
+        ("shapes.png", "How many circles are there, and what color are they?", "2 blue circles"),
+        ("heart.png", "What shape is it, and what color?", "a purple heart"),
+        ("heart.png", "Describe this image.", "a purple heart"),
+        ("word.png", "What does it say, and in what color?", "the word HELLO in blue"),
+        ("shapes.png", "Describe this image.", "a red star, a blue circle and a blue circle"),
+        ("hills.png", "Describe this image.", "I do not know this picture."),
     ],
 )
 def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
     image = {"type": "image", "image": PICTURES / picture}
     talk = [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
-    [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=10), progress=False)
+    [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=20), progress=False)
     assert output.outputs[0].text == answer
 
 

@@ -7,14 +7,15 @@ from saccade.eval.results import Answered, EvalReport, TaskResult
 from training.card import write
 
 
-def report(path: Path, **right: int) -> Path:
+def report(path: Path, device: str = "cpu", **right: int) -> Path:
     """Of four questions each, so many right."""
     results = [
         TaskResult(task.replace("_", "-"), tuple(Answered("?", "a", "a", number < count) for number in range(4)))
         for task, count in right.items()
     ]
     skipped = TaskResult("unknown-photos", skipped="no photos")
-    path.write_text(json.dumps(EvalReport("m", {"default": [*results, skipped]}).to_json()))
+    environment = {"device": device}
+    path.write_text(json.dumps(EvalReport("m", {"default": [*results, skipped]}, environment).to_json()))
     return path
 
 
@@ -28,3 +29,6 @@ def test_a_card_gets_a_row_for_every_task_and_notes_for_those_measured(tmp_path:
     assert "old" not in text and text.startswith("# Model\n") and text.endswith("\n\n## Images\n\nAny.\n")
     write(card, [report(tmp_path / "b.json", shapes=4)])
     assert "\n- " not in card.read_text() and card.read_text().count("| task |") == 1
+    assert "on a CPU (float32)" in card.read_text()
+    write(card, [report(tmp_path / "c.json", "cuda", shapes=4)])
+    assert "on a GPU (bfloat16)" in card.read_text()

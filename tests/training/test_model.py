@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests.training.conftest import SMALL, Class
+from training.batches import GRIDS, order
 from training.checkpoint import write_checkpoint
 from training.lessons import Lessons, make_lessons, prepare
 from training.model import Batch, Model, attend
@@ -117,7 +118,7 @@ def test_a_frozen_tower_stays_as_it_is_and_is_exported(school: Class, tmp_path: 
     model.tower.requires_grad_(False)
     before = {name: part.detach().bfloat16() for name, part in model.named_parameters()}
     pupil, passes = Pupil(model, 1e-2, torch.device("cpu"), warm_up=1), Passes(model, graphs=False, log=print)
-    lessons = prepare(make_lessons(school.recipe, (8, 8), has_texts=True), model)
+    lessons = prepare(make_lessons(school.recipe, (8, 8), grids=order(), always="texts"), model)
     for lesson in next(lessons):
         batch = lesson.make()
         assert (batch.levels is not None) == (lesson.key[0] != "texts"), "the tower has seen the pictures"
@@ -132,18 +133,51 @@ def test_a_frozen_tower_stays_as_it_is_and_is_exported(school: Class, tmp_path: 
 
 
 def test_texts_may_come_in_every_step(school: Class) -> None:
-    def kinds(has_texts: bool) -> list[list[str]]:
-        steps = islice(make_lessons(school.recipe, (8, 8), has_texts=has_texts), 4)
+    def kinds(always: str) -> list[list[str]]:
+        steps = islice(make_lessons(school.recipe, (8, 8), grids=order(), always=always), 4)
         return [[lesson.key[0] for lesson in step] for step in steps]
 
     sides = ("pairs", "videos", "pairs", "texts")
-    assert kinds(False) == [["pictures", side] for side in sides]
-    assert kinds(True) == [["pictures", *dict.fromkeys((side, "texts"))] for side in sides]
+    assert kinds("") == [["pictures", side] for side in sides]
+    assert kinds("texts") == [["pictures", *dict.fromkeys((side, "texts"))] for side in sides]
+
+
+def test_the_first_steps_show_every_size_from_the_largest_on(school: Class) -> None:
+    steps = islice(make_lessons(school.recipe, (8, 8), grids=order(), parts=2), len(GRIDS))
+    grids = [[lesson.key[1] for lesson in step if lesson.key[0] == "pictures"] for step in steps]
+    assert {first for first, _ in grids} == set(GRIDS) and all(first == second for first, second in grids)
+    units = [rows * columns for (rows, columns), _ in grids]
+    assert units == sorted(units, reverse=True)
+
+
+def test_a_step_in_two_parts_learns_as_much_from_as_many_pictures(school: Class) -> None:
+    (whole, _), (*halves, _) = (
+        next(make_lessons(school.recipe, (8, 8), grids=order(), parts=parts)) for parts in (1, 2)
+    )
+    assert len(halves) == 2 and sum(half.weight for half in halves) == whole.weight
+    assert sum(len(half.make().ids) for half in halves) == len(whole.make().ids) == 8
+
+
+def test_a_run_goes_on_without_graphs_where_none_can_be_captured(
+    school: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("taken by others")
+
+    monkeypatch.setattr(Passes, "_capture", fail)
+    told: list[str] = []
+    batch = school.recipe.texts((1, 1), 4)
+    passes = Passes(Model(SMALL), graphs=True, log=told.append)
+    for _ in range(3):
+        passes.losses.zero_()
+        passes.run(("texts", (1, 1)), lambda: batch, 1.0, 0)
+        assert float(passes.losses[0]) > 0
+    assert sum("taken by others" in line for line in told) == 1, told
 
 
 def test_an_error_while_lessons_are_prepared_is_raised(school: Class) -> None:
     def broken() -> Iterator[Lessons]:
-        yield next(make_lessons(school.recipe, (8, 8)))
+        yield next(make_lessons(school.recipe, (8, 8), grids=order()))
         raise ValueError("nothing left to draw")
 
     lessons = prepare(broken(), Model(SMALL))

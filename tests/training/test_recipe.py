@@ -241,15 +241,15 @@ def test_every_kind_of_strange_picture_has_its_share_of_small_batches(
         return torch.zeros(batch, 3, height, width, device=device)
 
     kinds = [(photos, name) for name in ("foliage", "clouds", "landscapes", "portraits", "pebbles")]
-    kinds += [(papers, name) for name in ("pages", "screens", "plots", "doodles", "empty")]
+    kinds += [(papers, name) for name in ("pages", "screens", "plots", "doodles", "empty", "cloths", "tangles")]
     for module, name in kinds:
         monkeypatch.setattr(module, name, partial(draw, name))
     random.seed(1)
     for _ in range(400):
         assert strange(3, 32, 32, school.studio.bank.glyphs_FGSS).shape == (3, 3, 32, 32)
-    share = 400 * 3 / 11
+    share = 400 * 3 / 13
     assert 1.5 * share < drawn.pop("foliage") < 2.5 * share
-    assert len(drawn) == 9 and all(0.6 * share < num < 1.4 * share for num in drawn.values()), drawn
+    assert len(drawn) == 11 and all(0.6 * share < num < 1.4 * share for num in drawn.values()), drawn
 
 
 def test_sums_are_right(school: Class) -> None:
@@ -420,7 +420,8 @@ def test_emphasis_says_how_many_pictures_are_strange_and_how_often_each_is_asked
 
 def test_small_pictures_can_be_left_out() -> None:
     assert set(order()) == set(GRIDS)
-    assert set(order(25)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 25} != set(GRIDS)
+    assert set(order(42)) == {grid for grid in GRIDS if grid[0] * grid[1] >= 42} != set(GRIDS)
+    assert set(order(least_often=3)) == {grid for grid, mix in GRIDS.items() if mix.often >= 3} != set(GRIDS)
 
 
 def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp_path: Path) -> None:

@@ -42,8 +42,11 @@ def options(least_rate: float) -> Options:
         strange=0.08,
         turns=4,
         least_units=0,
-        texts_always=False,
+        least_often=0,
+        always="",
         side_batch=0,
+        parts=1,
+        memory_gib=0.0,
     )
 
 

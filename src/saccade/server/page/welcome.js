@@ -3,11 +3,11 @@
 import { make } from "./dom.js";
 import { readMedia } from "./media.js";
 
-// What the model that comes with Saccade knows: digits, shapes, colors, counts, printed words.
+// What the model that comes with Saccade knows: digits, shapes, colors, counts, printed words; also two questions at once.
 const BUNDLED = [
   ["digit.png", "What digit is this?", "a handwritten digit"],
-  ["shapes.png", "How many circles are there?", "a star and two circles"],
-  ["heart.png", "What color is the heart?", "a heart"],
+  ["shapes.png", "How many circles are there, and what color are they?", "a star and two circles"],
+  ["heart.png", "Describe this image.", "a heart"],
   ["word.png", "What does it say?", "a printed word"],
 ];
 const OTHERS = [
