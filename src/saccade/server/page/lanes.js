@@ -1,11 +1,11 @@
-// The passes of the engine over time, one lane for each stream. A bar is a pass: as wide as it took, filled as far as
+// The passes of the engine over time, one lane for vision and one for language. A bar is a pass: as wide as it took, filled as far as
 // its graph was, hatched where it was padding; without a graph in another color.
 
 import { make, svg } from "./dom.js";
 import { milliseconds } from "./served.js";
 
 const WIDE = 1000, HIGH = 64, TOP = 22, GAP = 26;
-const STREAMS = [["vision", "Vision stream"], ["language", "Language stream"]];
+const STREAMS = [["vision", "Vision passes"], ["language", "Language passes"]];
 const MAIN = ["vision", "prefill", "decode"];
 
 export function lanes({ seconds }) {
