@@ -1,4 +1,4 @@
-"""Decode of one row with other tiles, and with kernels that start earlier or are one kernel. By hand, on a GPU:
+"""Decode of one row with other tiles, and with norms inside products. By hand, on a GPU:
 
 python -m tests.gpu.profile_single_rows                     FP8 and bfloat16, Qwen3-VL-8B's dimensions, made-up weights
 python -m tests.gpu.profile_single_rows --only fp8          one of them
@@ -28,9 +28,8 @@ from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
 from saccade.bench.timing import step_ms
 from saccade.execution.executor import DeviceExecutor
 from saccade.graphs import GraphRunner
-from saccade.kernels import fused_attention, overlap, reference_scaled, scaled, vectors
+from saccade.kernels import fused_attention, reference_scaled, scaled, vectors
 from saccade.kernels.dispatch import Kernels
-from saccade.kernels.fused_decode import DecodeAttention
 from saccade.kernels.vectors import VectorTile
 from saccade.kernels.weight import Inputs, Layout, Pending, Weight, new_weight
 from saccade.models.quantization import Quantize
@@ -69,39 +68,33 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Variant:
-    """Whether small kernels let the next one start early, products norm their row, and attention turns its own queries
-    and keys; how many programs share keys; tiles of products."""
+    """Whether products norm their row; how many programs share keys; tiles of products."""
 
-    is_early: bool
     pends: bool
-    joins: bool
     splits: int = 32
     tiles: Tiles = field(default_factory=dict)
 
     def __str__(self) -> str:
         tiles = ", ".join(f"{name} {tile.columns}x{tile.num_warps}w{tile.block}" for name, tile in self.tiles.items())
-        words = "early" if self.is_early else "late", "pending" if self.pends else "norms"
-        return " ".join((*words, "joined" if self.joins else "rotary", str(self.splits), tiles))
+        return " ".join(("pending" if self.pends else "norms", str(self.splits), tiles))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        own, joined = vectors.tile_for, DecodeAttention._is_one_kernel
+        own = vectors.tile_for
 
         def tile_for(num_columns: int, inner: int, layout: Layout, *, is_gated: bool) -> VectorTile:
             name = next((n for n, shape in PRODUCTS.items() if shape == (num_columns, inner, is_gated)), "")
             return self.tiles.get(name) or own(num_columns, inner, layout, is_gated=is_gated)
 
         with (
-            mock.patch.dict(overlap._EARLY, OVERLAPS=2 if self.is_early else 1),
             mock.patch.object(fused_attention, "_MOST_SPLITS", self.splits),
             mock.patch.object(vectors, "tile_for", tile_for),
             mock.patch.object(Kernels, "rms_inputs", norms_inside if self.pends else norms_apart),
-            mock.patch.object(DecodeAttention, "_is_one_kernel", joined if self.joins else lambda *call: False),
         ):
             yield
 
 
-AS_BEFORE = Variant(is_early=False, pends=False, joins=False)
+NORMS_APART = Variant(pends=False)
 
 
 def norms_apart(
@@ -188,9 +181,9 @@ def captured(runner: GraphRunner, values: Mapping[str, Any]) -> GraphRunner:
 
 
 def search(subject: Subject) -> tuple[Variant, list[str]]:
-    """Starts and norms first, then tiles, one product at a time, the best so far for the others."""
+    """Norms and keys first, then tiles, one product at a time, the best so far for the others."""
     lines: list[str] = []
-    best, best_ms = AS_BEFORE, float("inf")
+    best, best_ms = NORMS_APART, float("inf")
 
     def attempt(variant: Variant) -> None:
         nonlocal best, best_ms
@@ -201,13 +194,12 @@ def search(subject: Subject) -> tuple[Variant, list[str]]:
             best, best_ms = variant, subject.last_ms
 
     attempt(best)
-    for change in ({"joins": True}, {"is_early": True}, {"pends": True}, {"splits": 16}):
-        attempt(replace(best, **change))
+    attempt(replace(best, pends=True))
+    attempt(replace(best, splits=16))
     for name, tiles in TILES[subject.layout].items():
         for tile in tiles[1:]:
             attempt(replace(best, tiles={**best.tiles, name: tile}))
-    for change in ({"pends": not best.pends}, {"is_early": not best.is_early}):  # tiles may decide
-        attempt(replace(best, **change))  # type: ignore[arg-type]
+    attempt(replace(best, pends=not best.pends))  # tiles may decide
     return best, lines
 
 
@@ -224,7 +216,7 @@ def check_products(layout: Layout, device: str) -> list[str]:
             for added in (None, residual):
                 totals = [torch.full_like(x, float("nan")) for _ in range(2)]
                 pair = [Pending(x, added, total, norm[0], 1e-6, 0.0) for total in totals]
-                with replace(AS_BEFORE, tiles={name: tile}).applied():
+                with replace(NORMS_APART, tiles={name: tile}).applied():
                     kernels, oracles = ((m.pending_gated_linear, m.pending_linear) for m in (scaled, reference_scaled))
                     y = (kernels[0] if is_gated else kernels[1])(pair[0], weight)
                     right = (oracles[0] if is_gated else oracles[1])(pair[1], weight)
@@ -298,13 +290,13 @@ def main() -> None:
             layout = layouts[name]
             print(*check_products(layout, flags.device), sep="\n", flush=True)
             subject = Subject(made, layout, flags.device)
-            best = Variant(is_early=True, pends=layout is Layout.PLAIN, joins=True)
+            best = Variant(pends=layout is Layout.PLAIN)
             if not flags.nodes:
                 best, lines = search(subject)
                 closing += [f"-- {name}, decode of one row", *lines, f"best: {best}"]
             runners = subject.executor
             for title, runner, values, variant in (
-                (f"{name} decode", runners.decode, subject.decoding, AS_BEFORE),
+                (f"{name} decode", runners.decode, subject.decoding, NORMS_APART),
                 (f"{name} decode", runners.decode, subject.decoding, best),
                 (f"{name} prefill", runners.prefill, subject.prefilling, best),
             ):

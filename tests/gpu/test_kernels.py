@@ -12,16 +12,7 @@ from saccade.kernels import overlap, reference
 from saccade.kernels.backends import AttentionDispatch
 from saccade.kernels.dispatch import Kernels, _attention_backends, kernels_for
 from saccade.kernels.weight import Weight
-from tests.kernels.cases import (
-    boundaries,
-    decode_case,
-    paged_case,
-    qkv_slices,
-    randn,
-    rotary_tables,
-    span_limits,
-    turned,
-)
+from tests.kernels.cases import boundaries, paged_case, qkv_slices, randn, rotary_tables, span_limits, turned
 
 BF16 = torch.bfloat16
 
@@ -260,19 +251,9 @@ def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     return graph, out
 
 
-@pytest.mark.parametrize(("num_keys", "window"), [([1000], None), ([8192, 0, 1, 129, 128], None), ([5000, 40], 512)])
-def test_decode_attention(kernels: Kernels, num_keys: list[int], window: int | None) -> None:
-    results = []
-    for attend in (kernels.decode_attention, reference.decode_attention):
-        inputs, caches = decode_case(num_keys, 32, 8, 128, dtype=BF16, has_norms=True, block_size=128, device="cuda")
-        results.append((attend(*inputs, max_keys=8192, scale=0.09, window=window), *caches))  # type: ignore[arg-type]
-    for ours, theirs in zip(*results, strict=True):
-        check(ours, theirs)
-
-
-def test_kernels_that_start_early_read_what_their_predecessors_wrote(kernels: Kernels) -> None:
-    """A chain of single rows, in which each product starts to read its weights two or three kernels ahead: the same
-    bits as without overlap, every time. All results are kept, so that a stale one is another one's memory."""
+def test_kernels_that_overlap_read_what_their_predecessors_wrote(kernels: Kernels) -> None:
+    """A chain of single rows, whose products norm them and read weights before their inputs are there: the same bits as
+    without overlap, every time. All results are kept, so that a stale one is another one's memory."""
     width, count = 4096, 24
     weights = [cuda(width, width, seed=i) * width**-0.5 for i in range(count)]
     norm, start = cuda(width, seed=99), cuda(1, width, seed=100)

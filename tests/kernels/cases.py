@@ -179,31 +179,3 @@ def patches_to_frames(rows: Tensor, size_hw: tuple[int, int], patch: int, tempor
         time, down, across = (slice(i * n, (i + 1) * n) for i, n in ((step, temporal_patch), (y, patch), (x, patch)))
         frames[time, down, across] = cell
     return frames
-
-
-def decode_case(
-    num_keys: list[int],
-    num_heads: int,
-    num_groups: int,
-    head_width: int,
-    *,
-    dtype: torch.dtype,
-    has_norms: bool,
-    block_size: int = 16,
-    device: str = "cpu",
-) -> tuple[tuple[Tensor | float | None, ...], tuple[Tensor, Tensor]]:
-    """Inputs of `decode_attention`, one row per request, and the caches among them. One value is infinite."""
-    count = len(num_keys)
-    case = paged_case(
-        [1] * count, num_keys, num_heads=num_heads, num_groups=num_groups, head_width=head_width,
-        block_size=block_size, dtype=dtype, device=device, poison=3.0,
-    )  # fmt: skip
-    q, k, v = qkv_slices(count, num_heads, num_groups, head_width, seed=4, dtype=dtype, device=device)
-    v[0, 0, 5] = float("inf")
-    tables, last = case.block_tables.cpu(), [max(keys - 1, 0) for keys in num_keys]
-    slots = [int(tables[r, place // block_size]) * block_size + place % block_size for r, place in enumerate(last)]
-    norms = [randn(head_width, seed=s, dtype=dtype, device=device) if has_norms else None for s in (7, 8)]
-    caches = (case.k_cache, case.v_cache)
-    cos, sin = rotary_tables(count, head_width, seed=6, device=device)
-    requests = (case.query_start, case.key_lengths, case.block_tables)
-    return (q, k, v, *norms, 1e-6, cos, sin, torch.tensor(slots, device=device), *caches, *requests), caches

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.kernels.backends import AttentionDispatch
 from saccade.kernels.weight import E4M3, Layout, Pending, new_weight
-from tests.kernels.cases import boundaries, decode_case
+from tests.kernels.cases import boundaries
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreting")
@@ -74,7 +74,7 @@ def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     overlap = importlib.import_module("saccade.kernels.overlap")
     monkeypatch.setattr(overlap, "_can_overlap", lambda device: request.param >= 90)
     monkeypatch.setattr("saccade.kernels.scaled._shared_bytes", lambda device: SHARED_MEMORY[request.param])
-    for module in ("fused", "fused_attention", "fused_decode", "fused_images", "fused_vision", "vectors", "scaled"):
+    for module in ("fused", "fused_attention", "fused_images", "fused_vision", "vectors", "scaled"):
         host = importlib.import_module(f"saccade.kernels.{module}")
         for name in [n for n in vars(host) if n.endswith("_kernel")]:
             stand_ins[name] = Compiler(getattr(host, name), request.param)
@@ -196,15 +196,6 @@ def test_paged_attention(
     )  # fmt: skip
     assert compilers["paged_kernel"].launches == 1
     assert compilers["combine_kernel"].launches == 1
-
-
-def test_decode_attention(compilers: dict[str, Compiler]) -> None:
-    from saccade.kernels.fused_attention import TritonAttention
-    from saccade.kernels.fused_decode import DecodeAttention
-
-    inputs, _ = decode_case([300], 32, 8, 128, dtype=torch.bfloat16, has_norms=True, block_size=128)
-    DecodeAttention(AttentionDispatch(TritonAttention())).decode_attention(*inputs, max_keys=8192, scale=0.1)  # type: ignore[arg-type]
-    assert [compilers[f"{name}_kernel"].launches for name in ("decode", "combine", "rotary")] == [1, 1, 0]
 
 
 def test_many_images_at_once(compilers: dict[str, Compiler]) -> None:

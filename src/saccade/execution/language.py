@@ -21,8 +21,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     """Rows of any number of requests, prompts and outputs mixed, to the rows that the head reads."""
     buffers = [
         *_row_buffers(model),
-        *_request_buffers(state),
-        *_bridges(model),
+        *_request_buffers(model, state),
         output("trunk", ("tokens", model.spec.decoder.width), model.place.dtype),
     ]
 
@@ -49,12 +48,12 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     """One row of each request to its next token. Padded rows are separate requests without keys."""
     buffers = [
         *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
-        *_request_buffers(state, longest=1),
+        *_request_buffers(model, state, longest=1),
         *_token_buffers(),
     ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1, is_decode=True))
+        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     def set_up(values: Mapping[str, Any]) -> None:
@@ -131,20 +130,17 @@ def _row_buffers(model: Model) -> list[Buffer]:
     return buffers
 
 
-def _request_buffers(state: DeviceState, longest: int | None = None) -> list[Buffer]:
-    """What attention reads of each request."""
+def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
+    """What attention reads of each request, and the bridges for queries and results in piecewise graphs."""
+    heads = model.decoder.layers[0].attention.qkv
+    shape = ("tokens", heads.num_heads, heads.head_dim)
     return [
         boundaries("query_start", of="tokens", count="requests", longest=longest),
         metadata("key_lengths", ("requests",)),
         metadata("block_tables", ("requests", state.max_blocks)),
+        bridge("q", shape, model.place.dtype),
+        bridge("attn", shape, model.place.dtype),
     ]
-
-
-def _bridges(model: Model) -> list[Buffer]:
-    """For queries and results of attention in piecewise graphs. In a decode step, attention is part of a piece."""
-    heads = model.decoder.layers[0].attention.qkv
-    shape = ("tokens", heads.num_heads, heads.head_dim)
-    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
 
 
 def _token_buffers() -> list[Buffer]:
@@ -156,7 +152,7 @@ def _token_buffers() -> list[Buffer]:
     ]
 
 
-def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int, is_decode: bool = False) -> Step:
+def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
     newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
     ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
     if "sources" in frame:
@@ -177,7 +173,6 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int, is_
         caches=state.caches,
         outside=frame.outside,
         is_warmup=frame.is_warmup,
-        is_decode=is_decode,
     )
 
 

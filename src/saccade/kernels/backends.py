@@ -101,41 +101,15 @@ class AttentionDispatch:
         window: int | None = None,
         limits_T: Tensor | None = None,
     ) -> Tensor:
-        if q_THD.shape[0] == 0:
-            return q_THD.new_empty(q_THD.shape)
-        call = self.paged_call(
-            q_THD,
-            k_cache_NBGD,
-            key_lengths_R,
-            max_query=max_query,
-            max_keys=max_keys,
-            window=window,
-            has_limits=limits_T is not None,
-        )
-        _, attend = self._chosen(call)
-        caches = (k_cache_NBGD, v_cache_NBGD)
-        requests = (query_start_R1, key_lengths_R, block_tables_RM)
-        return attend(q_THD, caches, requests, limits_T, scale)
-
-    @staticmethod
-    def paged_call(
-        q_THD: Tensor,
-        k_cache_NBGD: Tensor,
-        key_lengths_R: Tensor,
-        *,
-        max_query: int,
-        max_keys: int,
-        window: int | None,
-        has_limits: bool,
-    ) -> PagedCall:
         num_rows, num_heads, head_width = q_THD.shape
         _, block_size, num_groups, _ = k_cache_NBGD.shape
         shape = (num_rows, num_heads, num_groups, head_width, q_THD.dtype, key_lengths_R.shape[0], block_size)
-        return PagedCall(*shape, max_query, max_keys, window, has_limits)
-
-    def backend_for(self, call: PagedCall) -> AttentionBackend:
-        """The one that takes this call."""
-        return self._chosen(call)[0]
+        if num_rows == 0:
+            return q_THD.new_empty(q_THD.shape)
+        _, attend = self._chosen(PagedCall(*shape, max_query, max_keys, window, limits_T is not None))
+        caches = (k_cache_NBGD, v_cache_NBGD)
+        requests = (query_start_R1, key_lengths_R, block_tables_RM)
+        return attend(q_THD, caches, requests, limits_T, scale)
 
     def _choose(self, call: PackedCall | PagedCall) -> tuple[AttentionBackend, Callable[..., Tensor]]:
         for backend in self.backends:

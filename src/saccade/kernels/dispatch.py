@@ -58,7 +58,6 @@ class Kernels(KernelTable):
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
-    decode_attention = staticmethod(reference.decode_attention)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
@@ -228,8 +227,6 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     backends, missing = _attention_backends(capability, dtype)
     chosen = AttentionDispatch(*backends)
     attention = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
-    decoding = importlib.import_module("saccade.kernels.fused_decode").DecodeAttention(chosen)
-    attention["decode_attention"] = decoding.decode_attention
     reason = missing or "the first that supports a call takes it"
     return replace(
         kernels,

@@ -162,7 +162,7 @@ def _normalise(
         ROWS=rows_per_program,
         BLOCK=block,
         num_warps=min(16, max(4, block // 512)),
-        **overlapping(rows, is_early=True),
+        **overlapping(rows),
     )
     return y, total
 

@@ -50,7 +50,7 @@ class TritonAttention:
         """If there are few tiles over many keys, splits along the keys and combines afterwards."""
         num_queries = min(call.max_query, call.num_rows)
         share = call.num_heads // call.num_groups
-        block_m, block_n = paged_tile(num_queries * share, call.head_width, call.dtype)
+        block_m, block_n = _paged_tile(num_queries * share, call.head_width, call.dtype)
         num_tiles = triton.cdiv(num_queries * share, block_m)
         reach = call.max_keys if call.window is None else min(call.max_keys, call.window + call.max_query)
         splits = choose_splits(num_tiles * call.num_groups * call.num_requests, reach)
@@ -96,26 +96,21 @@ class TritonAttention:
                 **overlapping(q),
             )
             if splits > 1:
-                combine(partial, lse, out, splits)
+                num_items = call.num_rows * call.num_heads
+                combine_kernel[(num_items,)](
+                    partial,
+                    lse,
+                    out,
+                    num_items,
+                    D=call.head_width,
+                    SPLITS=splits,
+                    D_BLOCK=triton.next_power_of_2(call.head_width),
+                    num_warps=2,
+                    **overlapping(out),
+                )
             return out
 
         return attend
-
-
-def combine(partial: Tensor, lse: Tensor, out: Tensor, splits: int) -> None:
-    """Softmaxes over shares of the keys to those over all."""
-    num_rows, num_heads, head_width = out.shape
-    combine_kernel[(num_rows * num_heads,)](
-        partial,
-        lse,
-        out,
-        num_rows * num_heads,
-        D=head_width,
-        SPLITS=splits,
-        D_BLOCK=triton.next_power_of_2(head_width),
-        num_warps=2,
-        **overlapping(out, is_early=True),
-    )
 
 
 def choose_splits(num_programs: int, max_keys: int) -> int:
@@ -130,7 +125,7 @@ def choose_splits(num_programs: int, max_keys: int) -> int:
     return splits
 
 
-def paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[int, int]:
+def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[int, int]:
     """Rows and keys of one tile; registers limit it for wide heads and float32 (no tensor cores)."""
     if dtype == torch.float32:
         return 16, 32
@@ -139,14 +134,10 @@ def paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[int
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
+    """float32 needs "ieee": Triton's default rounds products to TF32."""
     return {
         "D": call.head_width,
         "SHARE": call.num_heads // call.num_groups,
-        "PRECISION": precision_of(call.dtype),
+        "PRECISION": "ieee" if call.dtype == torch.float32 else "tf32",
         "D_BLOCK": max(16, triton.next_power_of_2(call.head_width)),
     }
-
-
-def precision_of(dtype: torch.dtype) -> str:
-    """float32 needs "ieee": Triton's default rounds products to TF32."""
-    return "ieee" if dtype == torch.float32 else "tf32"

@@ -4,11 +4,9 @@
 A GPU idles for a microsecond or two between kernels of a stream, and a pass over few rows has hundreds of small ones. A
 kernel launched with `overlapping` is set up in that time, then waits in `await_inputs` for its predecessors' writes.
 
-Safety rules. Every program, even one with nothing to do, calls `await_inputs` before it writes anything, and before it
-reads what its predecessor in the stream wrote: then a finished kernel implies that all kernels before it are finished.
-Weights may be read earlier. So may what is older than the predecessor, if that one is no early starter: its programs
-have all waited for the kernels before it when the next one starts. An early starter lets the next one start before it
-has waited itself, so that a product behind it reads weights in the meantime.
+Safety rule: every program, even one with nothing to do, calls `await_inputs` before it reads or writes anything that
+another kernel writes or reads. Only weights may be read earlier. Then a finished kernel implies that all kernels before
+it are finished.
 """
 
 from functools import lru_cache
@@ -22,28 +20,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from saccade.kernels.dispatch import gpu_for, is_hopper
 
-_ON: dict[str, Any] = {"OVERLAPS": 1, "launch_pdl": True}
-_EARLY: dict[str, Any] = {"OVERLAPS": 2, "launch_pdl": True}
-_OFF: dict[str, Any] = {"OVERLAPS": 0}
+_ON: dict[str, Any] = {"OVERLAPS": True, "launch_pdl": True}
+_OFF: dict[str, Any] = {"OVERLAPS": False}
 
 
 @triton.jit
 def await_inputs(OVERLAPS: tl.constexpr):
-    """Waits for all earlier kernels, and lets the next one be set up: before the wait with OVERLAPS of 2."""
-    if OVERLAPS == 2:
-        gdc_launch_dependents()
-        gdc_wait()
-    elif OVERLAPS:
+    """Waits for all earlier kernels, and lets the next one be set up."""
+    if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
 
 
-def overlapping(x: Tensor, *, is_early: bool = False) -> dict[str, Any]:
-    """Launch keywords for a kernel that calls `await_inputs`, on the device of x. Behind an early starter, nothing but
-    weights may be read before the wait."""
-    if not _can_overlap(x.device):
-        return _OFF
-    return _EARLY if is_early else _ON
+def overlapping(x: Tensor) -> dict[str, Any]:
+    """Launch keywords for a kernel that calls `await_inputs`, on the device of x."""
+    return _ON if _can_overlap(x.device) else _OFF
 
 
 @lru_cache

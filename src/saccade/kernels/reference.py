@@ -25,7 +25,6 @@ __all__ = [
     "add_layer_norm",
     "add_positions",
     "add_rms_norm",
-    "decode_attention",
     "gated_activation",
     "gated_linear",
     "layer_norm",
@@ -118,37 +117,6 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     k_cache_NBGD.index_put_(where, k.to(k_cache_NBGD.dtype))
     v_cache_NBGD.index_put_(where, v_TGD.to(v_cache_NBGD.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
     return rotate(q, cos_TD, sin_TD).to(q_THD.dtype)
-
-
-def decode_attention(  # noqa: PLR0913
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    v_TGD: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos_TD: Tensor,
-    sin_TD: Tensor,
-    slots_T: Tensor,
-    k_cache_NBGD: Tensor,
-    v_cache_NBGD: Tensor,
-    query_start_R1: Tensor,
-    key_lengths_R: Tensor,
-    block_tables_RM: Tensor,
-    *,
-    max_keys: int,
-    scale: float,
-    window: int | None = None,
-    offset: float = 0.0,
-) -> Tensor:
-    """`qk_norm_rotary_store`, then `paged_attention`. Request r has row r and no other, and its slot is that of its
-    last key. Older keys are there before the kernel starts that makes the queries."""
-    caches = (k_cache_NBGD, v_cache_NBGD)
-    q_THD = qk_norm_rotary_store(
-        q_THD, k_TGD, v_TGD, q_weight, k_weight, eps, cos_TD, sin_TD, slots_T, *caches, offset=offset
-    )
-    requests = (query_start_R1, key_lengths_R, block_tables_RM)
-    return paged_attention(q_THD, *caches, *requests, max_query=1, max_keys=max_keys, scale=scale, window=window)
 
 
 def _rms_norm_float(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

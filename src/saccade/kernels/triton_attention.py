@@ -11,20 +11,14 @@ import triton.language as tl
 
 from saccade.kernels.overlap import await_inputs
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION: tl.constexpr):
-    """Adds one tile of keys to the running softmax; k is transposed."""
+    """Adds one tile of keys to the running softmax; k is transposed. A row that has seen no key keeps mass 0."""
     scores = tl.dot(q, k, input_precision=PRECISION) * scale
-    return accumulate_scores(scores, v, visible, acc, peak, mass, PRECISION)
-
-
-@triton.jit
-def accumulate_scores(scores, v, visible, acc, peak, mass, PRECISION: tl.constexpr):
-    """Adds the scores of one tile of keys to the running softmax. A row that has seen no key keeps mass 0."""
-    scores = tl.where(visible, scores * LOG2_E, float("-inf"))
+    scores = tl.where(visible, scores * _LOG2_E, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     p = tl.exp2(scores - anchor[:, None])

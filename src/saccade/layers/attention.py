@@ -31,32 +31,22 @@ class Attention(Layer):
     def __call__(self, x_TD: Inputs, cos_TK: Tensor, sin_TK: Tensor, step: Step, cache: Cache) -> Tensor:
         q_THK, k_TGK, v_TGK = self.qkv.heads(x_TD)
         norm = self.spec.norm
-        rotary = (
+        q_THK = self.kernels.qk_norm_rotary_store(
+            q_THK,
+            k_TGK,
+            v_TGK,
             self.q_norm.weight if self.q_norm else None,
             self.k_norm.weight if self.k_norm else None,
             norm.eps if norm else 0.0,
             cos_TK,
             sin_TK,
             step.slots_T,
+            *cache,
+            offset=norm.offset if norm else 0.0,
         )
-        offset = norm.offset if norm else 0.0
         static = (*cache, step.query_start_R1, step.key_lengths_R, step.block_tables_RM)
-        if step.is_decode:
-            o_THK = self.kernels.decode_attention(
-                q_THK,
-                k_TGK,
-                v_TGK,
-                *rotary,
-                *static,
-                max_keys=step.max_keys,
-                scale=self.spec.scale,
-                window=self.window,
-                offset=offset,
-            )
-        else:
-            q_THK = self.kernels.qk_norm_rotary_store(q_THK, k_TGK, v_TGK, *rotary, *cache, offset=offset)
-            bounds = (step.limits_T, step.max_query, step.max_keys)
-            o_THK = step.outside(self._attend, *bounds, *static, out="attn", q=q_THK)
+        bounds = (step.limits_T, step.max_query, step.max_keys)
+        o_THK = step.outside(self._attend, *bounds, *static, out="attn", q=q_THK)
         return self.out(o_THK.reshape(q_THK.shape[0], self.qkv.num_heads * self.qkv.head_dim))
 
     def _attend(self, limits_T: Tensor | None, max_query: int, max_keys: int, *static: Tensor, q: Tensor) -> Tensor:

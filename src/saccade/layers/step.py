@@ -30,7 +30,7 @@ class Step:
 
     Request r owns rows `query_start[r]:query_start[r + 1]`, and its keys are the first `key_lengths[r]` slots of its
     blocks, including those this pass writes. Padded rows belong to a dummy request of key length 0 and write to block
-    0, which is never allocated. In a decode step, request r has row r alone.
+    0, which is never allocated.
     """
 
     embeds_TD: Tensor
@@ -46,7 +46,6 @@ class Step:
     caches: Sequence[Cache]
     outside: Callable[..., Tensor] = call_inside
     is_warmup: bool = False
-    is_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

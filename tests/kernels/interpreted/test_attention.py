@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from saccade.kernels import fused_decode, reference
+from saccade.kernels import reference
 from saccade.kernels.backends import AttentionDispatch
 from saccade.kernels.fused_attention import TritonAttention, choose_splits
-from saccade.kernels.fused_decode import DecodeAttention
-from tests.kernels.cases import POISON, Paged, boundaries, decode_case, paged_case, qkv_slices, span_limits
+from tests.kernels.cases import POISON, Paged, boundaries, paged_case, qkv_slices, span_limits
 
 DTYPES = [torch.float32, torch.float16]
 TRITON = AttentionDispatch(TritonAttention())
@@ -121,37 +120,3 @@ def test_splits_fill_the_gpu_only_with_real_work() -> None:
     assert choose_splits(8, 300) == 1
     assert choose_splits(256, 100_000) == 1
     assert choose_splits(64, 100_000) == 4
-
-
-@pytest.mark.parametrize(
-    ("share", "window", "has_norms", "dtype", "splits"),
-    [(1, None, True, torch.float32, 4), (4, None, False, torch.float16, 2), (7, 20, True, torch.float16, 1)],
-)
-def test_decode(
-    share: int,
-    window: int | None,
-    has_norms: bool,
-    dtype: torch.dtype,
-    splits: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Newest rows of requests: alone, first of a block, behind others, of nobody, and one with a value out of range."""
-    monkeypatch.setattr(fused_decode, "choose_splits", lambda *sizes: splits)
-    results = []
-    for attend in (DecodeAttention(TRITON).decode_attention, reference.decode_attention):
-        inputs, caches = decode_case([90, 0, 1, 65], 2 * share, 2, 32, dtype=dtype, has_norms=has_norms)
-        found = attend(*inputs, max_keys=96, scale=0.2, window=window, offset=0.5)  # type: ignore[arg-type]
-        results.append((found, *caches))
-    for ours, theirs in zip(*results, strict=True):
-        assert torch.isfinite(theirs).all()
-        close(ours, theirs)
-    assert (results[0][0][1] == 0).all(), "a row without keys"
-
-
-def test_decode_of_other_heads_goes_through_separate_kernels() -> None:
-    results = []
-    for attend in (DecodeAttention(TRITON).decode_attention, reference.decode_attention):
-        inputs, caches = decode_case([20, 3], 2, 1, 72, dtype=torch.float32, has_norms=True)
-        results.append((attend(*inputs, max_keys=32, scale=0.2), *caches))  # type: ignore[arg-type]
-    for ours, theirs in zip(*results, strict=True):
-        close(ours, theirs)
