@@ -1,5 +1,5 @@
-// The passes of the engine over time, one lane for vision and one for language. A bar is a pass: as wide as it took, filled as far as
-// its graph was, hatched where it was padding; without a graph in another color.
+// The passes of the engine over time, one lane for vision and one for language. A bar is a pass: as wide as it took,
+// filled as far as its graph was, hatched where it was padding; without a graph in another color.
 
 import { make, svg } from "./dom.js";
 import { milliseconds } from "./served.js";

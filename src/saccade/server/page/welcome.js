@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 import { readMedia } from "./media.js";
 
-// What the model that comes with Saccade knows: digits, shapes, colors, counts, printed words; also two questions at once.
+// What the model that comes with Saccade knows: digits, shapes, colors, counts, printed words; two at once.
 const BUNDLED = [
   ["digit.png", "What digit is this?", "a handwritten digit"],
   ["shapes.png", "How many circles are there, and what color are they?", "a star and two circles"],
