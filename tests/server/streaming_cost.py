@@ -19,17 +19,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from queue import Queue
 from typing import cast
+from unittest.mock import patch
 
 import numpy as np
 import zmq
 
 import saccade
 from saccade.bench.client import run
+from saccade.processes import start_python
 from saccade.wire import messages
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.update import Finish, FinishReason
@@ -103,13 +105,13 @@ class Waves:
 def serve_here(profile: str) -> int:
     """The front end, with a thread that tells its CPU clocks for every line that it reads."""
     from saccade import bundled
-    from saccade.client import spare
     from saccade.server.front_end import serve
     from saccade.server.server_settings import ServerSettings
     from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-    start = spare.start_python
-    spare.start_python = lambda module, *words, environment: start(MODULE, "--worker", *words, environment=environment)
+    def start(module: str, *words: str, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        return start_python(MODULE, "--worker", *words, environment=environment)
+
     clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
 
     def tell() -> None:
@@ -118,12 +120,11 @@ def serve_here(profile: str) -> int:
         os.kill(os.getpid(), signal.SIGTERM)  # whoever started this is gone
 
     threading.Thread(target=tell, daemon=True).start()
-    limits = SchedulerSettings(max_num_seqs=256)
-    profiler = cProfile.Profile() if profile else None
-    if profiler is None:
-        return serve(str(bundled.path()), ServerSettings(port=0), EngineSettings(device="cpu"), limits)
-    code = profiler.runcall(serve, str(bundled.path()), ServerSettings(port=0), EngineSettings(device="cpu"), limits)
-    profiler.dump_stats(profile)
+    limits, profiler = SchedulerSettings(max_num_seqs=256), cProfile.Profile()
+    with patch("saccade.client.spare.start_python", start), profiler if profile else nullcontext():
+        code = serve(str(bundled.path()), ServerSettings(port=0), EngineSettings(device="cpu"), limits)
+    if profile:
+        profiler.dump_stats(profile)
     return code
 
 
