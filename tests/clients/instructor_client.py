@@ -6,11 +6,15 @@ import instructor
 import openai
 from pydantic import BaseModel, Field
 
-from tests.clients.pictures import DIGIT, MODEL, asked
+from tests.clients.pictures import DIGIT, MODEL, WrittenDigit, asked
 
 
 class Digit(BaseModel):
     digit: Annotated[int, Field(ge=0, le=9)]
+
+
+class Written(BaseModel):
+    digit: WrittenDigit
 
 
 class Anything(BaseModel):
@@ -31,7 +35,7 @@ def check_tools(url: str) -> None:
 
 
 def check_json_schema(url: str) -> None:
-    assert _ask(url, instructor.Mode.JSON_SCHEMA, Digit).digit == 7
+    assert _ask(url, instructor.Mode.JSON_SCHEMA, Written).digit == "7"
 
 
 def check_json(url: str) -> None:

@@ -1,8 +1,10 @@
 """litellm: completions, streams and the Responses API."""
 
+from typing import get_args
+
 import litellm
 
-from tests.clients.pictures import CIRCLES, DIGIT, HEART, MODEL, asked, data_url
+from tests.clients.pictures import CIRCLES, DIGIT, HEART, MODEL, WrittenDigit, asked, data_url
 
 NAME = f"openai/{MODEL}"
 SCHEMA = {
@@ -10,6 +12,8 @@ SCHEMA = {
     "properties": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["digit"],
 }
+
+WRITTEN = SCHEMA | {"properties": {"digit": {"enum": list(get_args(WrittenDigit))}}}
 
 
 def _to(url: str) -> dict[str, object]:
@@ -19,9 +23,9 @@ def _to(url: str) -> dict[str, object]:
 def check_completion(url: str) -> None:
     reply = litellm.completion(NAME, asked("shapes", CIRCLES), **_to(url))
     assert reply.choices[0].message.content == "2" and reply.usage.prompt_tokens > 49, reply
-    shape = {"type": "json_schema", "json_schema": {"name": "digit", "schema": SCHEMA, "strict": True}}
+    shape = {"type": "json_schema", "json_schema": {"name": "digit", "schema": WRITTEN, "strict": True}}
     reply = litellm.completion(NAME, asked("digit", DIGIT), response_format=shape, **_to(url))
-    assert reply.choices[0].message.content == '{"digit":7}', reply
+    assert reply.choices[0].message.content == '{"digit":"7"}', reply
 
 
 def check_streaming(url: str) -> None:

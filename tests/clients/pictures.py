@@ -2,12 +2,16 @@
 
 import base64
 from pathlib import Path
+from typing import Literal
 
 MODEL = "saccade"
 FOLDER = Path(__file__).parents[2] / "examples" / "pictures"
 DIGIT = "What digit is this?"  # 7
 CIRCLES = "How many circles are there?"  # 2
 HEART = "What color is the heart?"  # purple
+
+# In JSON the bundled model knows a digit that is text; at a number it guesses.
+WrittenDigit = Literal["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
 
 def data_url(name: str) -> str:
