@@ -48,6 +48,8 @@ def _parse_quickly(body: Body, max_values: int) -> Any | None:
     """The values of a body that is small but for a few long data URLs, without a scan of all of it; None for any other
     body. What only looks like a URL, inside another string, is no value whose name could be replaced."""
     found = _find_data_urls(body)
+    if len(body) - sum(end - begin for begin, end in found) > CHUNK:  # before anything is copied
+        return None
     names = _new_names(found)
     rest = _without(body, found, names)
     if not found or not _is_small(rest, max_values):
