@@ -12,7 +12,7 @@ import json
 import tempfile
 from argparse import ArgumentParser
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,7 +89,7 @@ class Variant:
         with (
             mock.patch.object(fused_attention, "_MOST_SPLITS", self.splits),
             mock.patch.object(vectors, "tile_for", tile_for),
-            mock.patch.object(Kernels, "rms_inputs", norms_inside if self.pends else norms_apart),
+            mock.patch.object(Kernels, "rms_inputs", rms_inputs(pends=self.pends)),
         ):
             yield
 
@@ -97,39 +97,29 @@ class Variant:
 NORMS_APART = Variant(pends=False)
 
 
-def norms_apart(
-    self: Kernels,
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    feeds: Weight | None,
-    *,
-    offset: float,
-) -> tuple[Inputs, Tensor]:
-    """`Kernels.rms_inputs` with a kernel of its own for the norm of a single row."""
-    if feeds is not None and feeds.needs_scaled(x.shape[0]):
-        return self.scaled_rms_norm(x, residual, weight, eps, feeds, offset=offset)
-    if residual is None:
-        return self.rms_norm(x, weight, eps, offset=offset), x
-    return self.add_rms_norm(x, residual, weight, eps, offset=offset)
+def rms_inputs(*, pends: bool) -> Callable[..., tuple[Inputs, Tensor]]:
+    """A `Kernels.rms_inputs` whose single rows are all normed by their product, or all by a kernel of its own."""
 
+    def made(
+        self: Kernels,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        feeds: Weight | None,
+        *,
+        offset: float,
+    ) -> tuple[Inputs, Tensor]:
+        if pends and feeds is not None and x.shape[0] == 1:
+            total = x if residual is None else torch.empty_like(x)
+            return Pending(x, residual, total, weight, eps, offset), total
+        if feeds is not None and feeds.needs_scaled(x.shape[0]):
+            return self.scaled_rms_norm(x, residual, weight, eps, feeds, offset=offset)
+        if residual is None:
+            return self.rms_norm(x, weight, eps, offset=offset), x
+        return self.add_rms_norm(x, residual, weight, eps, offset=offset)
 
-def norms_inside(
-    self: Kernels,
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    feeds: Weight | None,
-    *,
-    offset: float,
-) -> tuple[Inputs, Tensor]:
-    """`Kernels.rms_inputs` whose single rows are normed by their product, whatever its weight is."""
-    if feeds is None or x.shape[0] > 1:
-        return norms_apart(self, x, residual, weight, eps, feeds, offset=offset)
-    total = x if residual is None else torch.empty_like(x)
-    return Pending(x, residual, total, weight, eps, offset), total
+    return made
 
 
 class Subject:

@@ -220,11 +220,15 @@ def test_every_tile_that_rows_can_choose_is_compiled(kind: Kind, n: int, k: int)
     assert len(found.tiles()) < len(EVERY_TILE)
 
 
-def test_products_that_take_no_meta_tensors_are_left_out() -> None:
-    def scaled_mm(*args: object) -> torch.Tensor:
-        raise NotImplementedError
+def test_products_of_torch_are_left_out_and_only_those() -> None:
+    def scaled_linear(*args: object) -> torch.Tensor:
+        raise RuntimeError("it cannot be compiled")
 
-    x = Scaled(torch.empty(6, 256, device="meta", dtype=E4M3), torch.empty(6, device="meta"))
-    weight = new_weight(128, 256, layout=Layout.ROWS, dtype=torch.bfloat16, device=torch.device("meta"))
-    y = compile_only._without_product(scaled_mm)(x, weight)
-    assert (y.shape, y.dtype, y.device.type) == ((6, 128), torch.bfloat16, "meta")
+    meta = torch.device("meta")
+    weight = new_weight(128, 256, layout=Layout.ROWS, dtype=torch.bfloat16, device=meta)
+    few, many = (Scaled(torch.empty(n, 256, device=meta, dtype=E4M3), torch.empty(n, device=meta)) for n in (6, 406))
+    call = compile_only._without_product(scaled_linear)
+    y = call(many, weight)
+    assert (y.shape, y.dtype, y.device.type) == ((406, 128), torch.bfloat16, "meta")
+    with pytest.raises(RuntimeError, match="cannot be compiled"):
+        call(few, weight)

@@ -17,6 +17,7 @@ from saccade.kernels import adapters, products
 from saccade.kernels.adapters import FlashAttention, TorchVarlen
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.products import HopperProducts
+from saccade.kernels.scaled import is_torch_product
 from saccade.kernels.weight import Scaled, Weight
 
 
@@ -101,11 +102,10 @@ def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch's products in e4m3, which are compiled already, take no meta tensors."""
 
     def call(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        try:
+        if not is_torch_product(x.data.shape[0], weight):
             return function(x, weight, bias, out)
-        except (NotImplementedError, RuntimeError):
-            shape = (x.data.shape[0], weight.shape[0])
-            return torch.empty(shape, dtype=weight.dtype, device=x.data.device) if out is None else out
+        shape = (x.data.shape[0], weight.shape[0])
+        return torch.empty(shape, dtype=weight.dtype, device=x.data.device) if out is None else out
 
     return call
 

@@ -30,7 +30,7 @@ def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
 
 def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x weight' + bias of a row whose norm is pending: it is rounded as `rms_norm` rounds it."""
-    row = _normed(pending)
+    row = pending.normed(reference.rms_norm, reference.add_rms_norm)
     if weight.is_plain:
         return reference.linear(row, weight.data, bias, out)
     return row_linear(row, weight, bias, out)
@@ -38,7 +38,7 @@ def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None,
 
 def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
     """silu(gate) * up of such a row's product with [gate | up]."""
-    row = _normed(pending)
+    row = pending.normed(reference.rms_norm, reference.add_rms_norm)
     return reference.gated_linear(row, weight.data, "silu") if weight.is_plain else row_gated_linear(row, weight)
 
 
@@ -80,15 +80,6 @@ def grouped_linear(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
     """`grouped_linear` of inputs and experts in e4m3."""
     return functional.grouped_mm(unscaled(x), matrix_of(weight).transpose(1, 2), offs=ends_E).to(weight.dtype)
-
-
-def _normed(pending: Pending) -> Tensor:
-    x, residual, total, weight, eps, offset = pending
-    if residual is None:
-        return reference.rms_norm(x, weight, eps, offset=offset)
-    row, found = reference.add_rms_norm(x, residual, weight, eps, offset=offset)
-    total.copy_(found)
-    return row
 
 
 def _float(bias: Tensor | None) -> Tensor | None:

@@ -57,10 +57,10 @@ def scaled_layer_norm(
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See `reference_scaled.scaled_linear`."""
     assert weight.scales is not None
-    num_rows = x.data.shape[0]
+    num_rows, is_torch = x.data.shape[0], is_torch_product(x.data.shape[0], weight)
     if weight.layout is Layout.ROWS:
         y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
-        if num_rows <= _FEW_ROWS:
+        if not is_torch:
             return _narrow(x, weight, bias, y)
         fused = bias if num_rows >= _FEWEST_WITH_BIAS else None
         torch._scaled_mm(
@@ -76,7 +76,7 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
         if bias is not None and fused is None:
             y += bias
         return y
-    if num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK:
+    if not is_torch:
         ends = torch.full((1,), num_rows, dtype=torch.int32, device=x.data.device)
         return _grouped(x, weight, ends, bias, out)
     y = functional.scaled_mm(
@@ -91,6 +91,13 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
     if bias is not None:
         y += bias
     return y if out is None else out.copy_(y)
+
+
+def is_torch_product(num_rows: int, weight: Weight) -> bool:
+    """Whether `scaled_linear` leaves a product to torch, which refuses some shapes by blocks."""
+    if weight.layout is Layout.ROWS:
+        return num_rows > _FEW_ROWS
+    return not (num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK)
 
 
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None,
     """See `reference_scaled.pending_linear`."""
     if is_vector_norm(pending, weight):
         return pending_vector_linear(pending, weight, bias, out, is_gated=False)
-    row = _normed(pending)
+    row = pending.normed(fused.rms_norm, fused.add_rms_norm)
     return fused.linear(row, weight.data, bias, out) if weight.is_plain else row_linear(row, weight, bias, out)
 
 
@@ -120,17 +127,8 @@ def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
     """See `reference_scaled.pending_gated_linear`."""
     if is_vector_norm(pending, weight):
         return pending_vector_linear(pending, weight, None, None, is_gated=True)
-    row = _normed(pending)
+    row = pending.normed(fused.rms_norm, fused.add_rms_norm)
     return fused.gated_linear(row, weight.data, "silu") if weight.is_plain else row_gated_linear(row, weight)
-
-
-def _normed(pending: Pending) -> Tensor:
-    x, residual, total, weight, eps, offset = pending
-    if residual is None:
-        return fused.rms_norm(x, weight, eps, offset=offset)
-    row, found = fused.add_rms_norm(x, residual, weight, eps, offset=offset)
-    total.copy_(found)
-    return row
 
 
 def _scaled_rows(x: Tensor, width: int, kind: str, weight: Weight) -> Scaled:

@@ -5,6 +5,7 @@ itself times its scale. What multiplies them reads its inputs in the same form, 
 weight is all that counts and the row stays as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -42,6 +43,14 @@ class Pending(NamedTuple):
     weight: Tensor
     eps: float
     offset: float
+
+    def normed(self, rms_norm: Callable[..., Tensor], add_rms_norm: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        """The row, for products that leave the norm to a kernel of its own after all."""
+        if self.residual is None:
+            return rms_norm(self.x, self.weight, self.eps, offset=self.offset)
+        row, total = add_rms_norm(self.x, self.residual, self.weight, self.eps, offset=self.offset)
+        self.total.copy_(total)
+        return row
 
 
 Inputs = Tensor | Scaled | Pending
