@@ -13,7 +13,7 @@ from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media_pool import MediaPool
 from saccade.server.metrics import prefers_openmetrics
 from saccade.server.service import Service
-from saccade.wire.engine_metrics import JobStats, StepTokens
+from saccade.wire.engine_metrics import JobStats, new_step_tokens
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -135,7 +135,7 @@ def test_clients_choose_the_format(accept: str, is_wanted: bool) -> None:
 
 
 def test_steps_are_counted_by_their_tokens() -> None:
-    steps = StepTokens()
+    steps = new_step_tokens()
     for num_tokens in (1, 2, 8, 9, 16384, 16385):
         steps.note(num_tokens)
     buckets = dict(steps.buckets)

@@ -28,7 +28,7 @@ from saccade.scheduling.request_checks import PixelAccount, check_frames, check_
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
-from saccade.wire.engine_metrics import JobStats, StepTokens
+from saccade.wire.engine_metrics import JobStats, new_step_tokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
@@ -62,7 +62,7 @@ class Engine:
         self._in_flight: deque[Flight] = deque()
         self._dead: EngineDeadError | None = None
         self.passes = PassLog(composer.catalogues, clock)
-        self.step_tokens = StepTokens()
+        self.step_tokens = new_step_tokens()
         self.trace = TraceLog(executor, self._live, clock)
         self.idle = IdleWork(executor, composer, scheduler, lambda: not self.has_work and not self._in_flight)
         self._encoder = MediaEncoder(executor, composer, self.passes, clock)

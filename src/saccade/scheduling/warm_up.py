@@ -7,7 +7,7 @@ from saccade.inputs.placeholders import text_prompt
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import WarmUp
 from saccade.scheduling.request_checks import needs_head
-from saccade.wire.engine_metrics import StepTokens
+from saccade.wire.engine_metrics import new_step_tokens
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 
@@ -35,4 +35,4 @@ def warm_up(engine: Engine) -> None:
         updates = [update for _ in range(WARM_UP_STEPS) if engine.has_work for update in engine.step()]
         if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
             raise GraphError(f"a warm-up request failed: {updates[-1:]}")
-    engine.step_tokens = StepTokens()
+    engine.step_tokens = new_step_tokens()

@@ -1,11 +1,12 @@
 """Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every figure is stored once
 under a plain name; a scrape writes it with the prefixes of the chosen style, as OpenMetrics or as Prometheus text."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from saccade.client.served import EngineReport
 from saccade.wire.engine_metrics import PREFIX, JobStats, gauge, job_metrics, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
+from saccade.wire.histogram import Histogram
 from saccade.wire.sampling_params import SamplingParams
 
 TEXT_TYPE, OPENMETRICS_TYPE = "text/plain", "application/openmetrics-text"
@@ -78,41 +80,30 @@ class Metrics:
     def __init__(self, model_name: str, style: str) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._style = style
-        self._histograms = {
-            name: Histogram(name, text, _LABELS, buckets=buckets, registry=None)
-            for name, (text, buckets) in _HISTOGRAMS.items()
-        }
-        self._observers = {name: metric.labels(**self._labels) for name, metric in self._histograms.items()}
-        self._success = Counter("request_success", "requests that ended", (*_LABELS, "finished_reason"), registry=None)
-        self._prompt = Counter("prompt_tokens", "prompt tokens", _LABELS, registry=None)
-        self._output = Counter("generation_tokens", "output tokens", _LABELS, registry=None)
-        self._http = Counter("http_requests", "replies", ("path", "status"), registry=None)
-        self._stages = Histogram(
-            "image_preprocess_seconds", "preparation of a request", ("stage",), buckets=_STAGE, registry=None
-        )
-        self._num_prompt, self._num_output = self._prompt.labels(**self._labels), self._output.labels(**self._labels)
+        self._histograms = {name: Histogram.of(edges) for name, (_, edges) in _HISTOGRAMS.items()}
+        self._stages: dict[str, Histogram] = {}
+        self._ended = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))  # by finish reason
+        self._replies: Counter[tuple[str, str]] = Counter()  # by path and status
         self.num_prompt_tokens = self.num_output_tokens = 0
-        for reason in ("stop", "length", "abort", "error"):
-            self._success.labels(**self._labels, finished_reason=reason)
 
     def note_http(self, path: str, status: int) -> None:
-        self._http.labels(path, str(status)).inc()
+        self._replies[path, str(status)] += 1
 
     def note_stage(self, stage: str, seconds: float) -> None:
-        self._stages.labels(stage).observe(seconds)
+        if stage not in self._stages:
+            self._stages[stage] = Histogram.of(_STAGE)
+        self._stages[stage].note(seconds)
 
     def note_first(self, seconds: float) -> None:
-        self._observers["time_to_first_token_seconds"].observe(seconds)
+        self._histograms["time_to_first_token_seconds"].note(seconds)
 
     def note_gap(self, seconds: float) -> None:
-        self._observers["inter_token_latency_seconds"].observe(seconds)
+        self._histograms["inter_token_latency_seconds"].note(seconds)
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
         """Counted as they come: otherwise rates would jump when a long request ends."""
         self.num_prompt_tokens += prompt
         self.num_output_tokens += output
-        self._num_prompt.inc(prompt)
-        self._num_output.inc(output)
 
     def note_end(
         self,
@@ -126,8 +117,7 @@ class Metrics:
         timings: Mapping[str, float],
     ) -> None:
         """A request has ended. Times are in seconds; None or missing if it did not get that far."""
-        for reason in finish_reasons:
-            self._success.labels(**self._labels, finished_reason=reason).inc()
+        self._ended.update(finish_reasons)
         longest = max(num_output_tokens, default=0)
         observed: dict[str, float] = {
             "e2e_request_latency_seconds": total_s,
@@ -148,7 +138,7 @@ class Metrics:
         if "vision" in timings:
             self.note_stage("vision", timings["vision"])
         for name, value in observed.items():
-            self._observers[name].observe(value)
+            self._histograms[name].note(value)
 
     def scrape(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
         """All metrics and their content type. The two formats name counters differently, so what a client parses as
@@ -167,8 +157,7 @@ class Metrics:
                 yield _renamed(family, prefix, known.get(family.name, family.name))
 
     def _shared(self, facts: Facts) -> Iterator[Metric]:
-        for metric in (*self._histograms.values(), self._success, self._prompt, self._output):
-            yield from metric.collect()
+        yield from self._requests()
         waiting = facts.num_pending
         figures = []
         text = "tokens of a step: rows of prompts and outputs that it computed"
@@ -186,14 +175,46 @@ class Metrics:
             yield from _families(figures)
             yield from (steps, info)
 
+    def _requests(self) -> Iterator[Metric]:
+        labels = tuple(self._labels.values())
+        for name, (text, _) in _HISTOGRAMS.items():
+            yield _histogram_family(name, text, _LABELS, [(labels, self._histograms[name])])
+        ended = [((*labels, reason), num) for reason, num in self._ended.items()]
+        yield _counter_family("request_success", "requests that ended", (*_LABELS, "finished_reason"), ended)
+        yield _counter_family("prompt_tokens", "prompt tokens", _LABELS, [(labels, self.num_prompt_tokens)])
+        yield _counter_family("generation_tokens", "output tokens", _LABELS, [(labels, self.num_output_tokens)])
+
     def _own(self, facts: Facts) -> Iterator[Metric]:
-        families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
+        stages = [((stage,), histogram) for stage, histogram in self._stages.items()]
+        families = [
+            _counter_family("http_requests", "replies", ("path", "status"), self._replies.items()),
+            _histogram_family("image_preprocess_seconds", "preparation of a request", ("stage",), stages),
+            *_front_families(facts),
+        ]
         figures = []
         for name, engine in facts.engines.items():
             labels = {"engine": name} if facts.is_replicated else {}
             figures += [replace(one, labels={**one.labels, **labels}) for one in _own_figures(engine)]
         for family in (*families, *_families(figures)):
             yield _renamed(family, PREFIX, family.name)
+
+
+def _counter_family(
+    name: str, text: str, labels: Sequence[str], counts: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts:
+        family.add_metric(values, count)
+    return family
+
+
+def _histogram_family(
+    name: str, text: str, labels: Sequence[str], histograms: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in histograms:
+        family.add_metric(values, histogram.buckets, histogram.total)
+    return family
 
 
 def prefers_openmetrics(accept: str) -> bool:

@@ -1,11 +1,10 @@
 """Names and meanings of an engine's metrics, shared by the server's /metrics and `LLM.get_metrics`."""
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
 from typing import Any, Literal
 
+from saccade.wire.histogram import Histogram
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 PREFIX = "saccade:"
@@ -28,22 +27,9 @@ class SchedulerStats:
     encoder_hits: int
 
 
-@dataclass(slots=True)
-class StepTokens:
-    """How many steps had how many tokens: `counts` has one entry for each of STEP_TOKENS, and one for larger steps."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
-    total: int = 0
-
-    def note(self, num_tokens: int) -> None:
-        self.counts[bisect_left(STEP_TOKENS, num_tokens)] += 1
-        self.total += num_tokens
-
-    @property
-    def buckets(self) -> list[tuple[str, float]]:
-        """Steps of at most that many tokens, as Prometheus wants them."""
-        edges = [*(str(float(edge)) for edge in STEP_TOKENS), "+Inf"]
-        return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
+def new_step_tokens() -> Histogram:
+    """How many steps had how many tokens."""
+    return Histogram.of(STEP_TOKENS)
 
 
 def sum_of(stats: Sequence[SchedulerStats]) -> SchedulerStats:

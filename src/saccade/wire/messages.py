@@ -13,8 +13,9 @@ from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
-from saccade.wire.engine_metrics import JobStats, SchedulerStats, StepTokens
+from saccade.wire.engine_metrics import JobStats, SchedulerStats, new_step_tokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.histogram import Histogram
 from saccade.wire.passes import PassRecord
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
@@ -165,7 +166,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     gpu_reserved_bytes: int = 0  # held by the allocator of this process
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
     grammar_jobs: JobStats = JobStats()
-    step_tokens: StepTokens = field(default_factory=StepTokens)
+    step_tokens: Histogram = field(default_factory=new_step_tokens)
     passes: list[PassRecord] = []
 
 
