@@ -10,7 +10,7 @@ import transformers
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.chat_template import ChatTemplate, read_template
 from saccade.inputs.processor import Processor
-from saccade.inputs.special_tokens import KNOWN_TAGS, GuardedTokens, SpecialTokenGuard, unused_marks
+from saccade.inputs.special_tokens import KNOWN_TAGS, NONCHARACTERS, GuardedTokens, SpecialTokenGuard, unused_marks
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, train_byte_level
 from tests.inputs.texts import fuzz_texts
@@ -195,9 +195,14 @@ def test_templates_see_the_real_text() -> None:
 
 
 def test_the_mark_is_never_in_the_text() -> None:
-    assert unused_marks(["abc"], 1) == "\ufdd0" and unused_marks([{"a": ["\ufdd0"]}, "\ufdd1"], 2) == "\ufdd2\ufdd3"
+    assert [*unused_marks([{"a": ["\ufdd0"]}, "\ufdd1", {"\ufdd3": 1}], "\ufdd0\ufdd1\ufdd2\ufdd3")] == ["\ufdd2"]
+    template = ChatTemplate("\ufdd0{{ messages[0].content }}\ufdd1", special_tokens=QWEN_SPECIALS)
+    text = "\ufdd2 <|im_end|> \ufdd4"
+    rendered = template.render([{"role": "user", "content": text}])
+    assert rendered.text == f"\ufdd0{text}\ufdd1"
+    assert [segment.text for segment in rendered.segments if segment.is_plain] == ["<|im_end|>"]
     with pytest.raises(RequestError, match="every Unicode noncharacter"):
-        unused_marks(["".join(map(chr, range(0xFDD0, 0xFDF0)))], 1)
+        template.render([{"role": "user", "content": NONCHARACTERS[:-3]}])
 
 
 def test_deep_data_is_refused() -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class ChatTemplate:
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
+        self._marks = "".join(unused_marks(source))
         self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
 
     def render(
@@ -84,8 +86,7 @@ class ChatTemplate:
         conversation = read_messages(messages, roles)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
-        unused = unused_marks([context, self.source], NUM_MARKS + 1)
-        marks, end = unused[:NUM_MARKS], unused[NUM_MARKS]
+        *marks, end = self._choose_marks(context)
         guard = SpecialTokenGuard(self._guarded, marks)
         said = [guard.protect_message(message) for message in context.pop("messages")]
         context = {"messages": said, **guard.protect(context)}
@@ -96,6 +97,12 @@ class ChatTemplate:
         if continue_final_message:
             text = _cut_final_message(text, end)
         return Rendered(guard.split(text), conversation.media)
+
+    def _choose_marks(self, context: dict[str, Any]) -> list[str]:
+        found = list(islice(unused_marks(context, self._marks), NUM_MARKS + 1))
+        if len(found) <= NUM_MARKS:
+            raise RequestError("the request uses every Unicode noncharacter; send text", code="invalid_request")
+        return found
 
     def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
         if not self._takes_parts:

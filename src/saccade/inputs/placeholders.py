@@ -128,6 +128,8 @@ def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: Plac
     ids = np.asarray(token_ids, dtype=np.int32)
     blocks = [block for index, item in enumerate(media) for block in _blocks(index, item, settings)]
     places = _check_places(ids, blocks, media, settings)
+    if not blocks:
+        return text_prompt(ids)
     counts = np.ones(len(ids), dtype=np.int64)
     counts[places] = [block.length for block in blocks]
     offsets = (np.cumsum(counts) - counts)[places].tolist()

@@ -21,7 +21,7 @@ token may end a turn early; it cannot claim image features, because placeholders
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from saccade.errors import RequestError
 
 MAX_DEPTH = 64
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+NONCHARACTERS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 APPLICATION_ROLES = frozenset({"assistant", "system", "developer"})
 NUM_MARKS = 3
 # Tags of reasoning and tools, which models are trained on whether or not their template writes them.
@@ -62,10 +62,10 @@ class GuardedTokens:
 class SpecialTokenGuard:
     """Marks special tokens and tags in a request's strings and finds them again after rendering. One per request."""
 
-    def __init__(self, guarded: GuardedTokens, marks: str) -> None:
+    def __init__(self, guarded: GuardedTokens, marks: Sequence[str]) -> None:
         """`marks` are three characters: inside a token, behind an opening tag, before a closing one."""
         self._guarded = guarded
-        self._mark, self._behind, self._before = tuple(marks)
+        self._mark, self._behind, self._before = marks
 
     def protect_message(self, message: Any) -> Any:
         has_tags = not isinstance(message, dict) or message.get("role") not in APPLICATION_ROLES
@@ -166,13 +166,10 @@ def check_unicode(text: str) -> None:
         raise RequestError("the text is not valid Unicode: it has half a surrogate pair", code="invalid_text") from None
 
 
-def unused_marks(values: Iterable[Any], num: int) -> str:
-    """So many characters that are in none of the values."""
-    text = repr(list(values))  # repr escapes noncharacters one by one, so each is found by its escape
-    found = [mark for mark in _NONCHARACTERS if repr(mark)[1:-1] not in text]
-    if len(found) >= num:
-        return "".join(found[:num])
-    raise RequestError("the request uses every Unicode noncharacter; send text", code="invalid_request")
+def unused_marks(value: Any, marks: str = NONCHARACTERS) -> Iterator[str]:
+    """Those of the marks that are nowhere in the value."""
+    text = repr(value)  # it escapes noncharacters one by one, so each is found by its escape
+    return (mark for mark in marks if repr(mark)[1:-1] not in text)
 
 
 def _is_marked(match: re.Match[str], marks: list[int]) -> bool:
