@@ -118,6 +118,9 @@ class OutputStream:
 
     def _release(self, *, is_last: bool) -> tuple[str, str | None]:
         """Held-back text that can be given out now, and the stop string that ends it."""
+        if not self._params.stop:
+            text, self._held = self._held, ""
+            return text, None
         num_tokens, least = len(self.output.token_ids), self._params.min_tokens
         at, stop = min(
             ((at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0), default=(0, None)

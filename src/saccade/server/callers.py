@@ -1,6 +1,7 @@
 """Who calls, and what each caller has taken: a key's name, or an address where there are no keys."""
 
 import ipaddress
+from functools import lru_cache
 from time import monotonic
 
 from saccade.server.caller_limits import CallerLimits, LimitsFile
@@ -73,6 +74,7 @@ class Callers:
         return self._known[name]
 
 
+@lru_cache(MANY)
 def _network(address: str) -> str:
     """An IPv4 address, or the 64 bits that one subscriber has of IPv6."""
     try:

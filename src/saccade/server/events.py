@@ -69,39 +69,40 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pings = asyncio.create_task(self._break_silence(send)) if self._ping_s else None
+        pings = asyncio.create_task(self._break_silence()) if self._ping_s else None
         try:
-            await self._send_all(send)
+            await self._send_all()
         finally:
             if pings is not None:
                 pings.cancel()
         await send({"type": "http.response.body", "body": self._format.done, "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self) -> None:
         try:
-            await self._send_chunk(send, await self._first)
+            await self._send_chunk(await self._first)
             async for chunk in self._chunks:
-                await self._send_chunk(send, chunk)
+                await self._send_chunk(chunk)
         except ClientGoneError:
             raise
         except Exception as error:
             found = explain(error, self._exchange.id)
-            await self._send_chunk(send, self._format.failure(found))
+            await self._send_chunk(self._format.failure(found))
 
-    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+    async def _send_chunk(self, chunk: bytes) -> None:
+        """Past the middleware, which cares for a reply's beginning and end."""
         self._last = monotonic()
         self._num_sending += 1
         try:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
         finally:
             self._num_sending -= 1
 
-    async def _break_silence(self, send: Send) -> None:
+    async def _break_silence(self) -> None:
         """Pings, unless the client is not reading what was already sent."""
         while True:
             silence = monotonic() - self._last
             if not self._num_sending and silence >= self._ping_s:
-                await self._send_chunk(send, self._format.ping)
+                await self._send_chunk(self._format.ping)
                 silence = 0.0
             await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
 

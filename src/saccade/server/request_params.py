@@ -1,7 +1,10 @@
 """From a request's fields to sampling parameters."""
 
 from dataclasses import fields as fields_of
+from functools import cache
 from typing import Any
+
+from pydantic import BaseModel
 
 from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
@@ -72,9 +75,9 @@ def generate_params(request: GenerateRequest, settings: ServerSettings, defaults
 
 def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
     """The request's values; where unset, the checkpoint's, else the defaults of `SamplingParams`."""
-    values: dict[str, Any] = {field.name: getattr(request, field.name, None) for field in fields_of(SamplingParams)}
+    values: dict[str, Any] = {name: getattr(request, name) for name in _shared_names(type(request))}
     if defaults is not None:
-        values |= {name: getattr(defaults, name) for name in _SUGGESTED if values[name] is None}
+        values |= {name: getattr(defaults, name) for name in _SUGGESTED if values.get(name) is None}
     values["n"] = _count(request.n, settings)
     values["stop"] = _stop(request.stop, settings)
     values["logit_bias"] = _biases(request.logit_bias)
@@ -84,6 +87,12 @@ def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings,
     if isinstance(request, SamplingRequest) and request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
     return {name: value for name, value in values.items() if value is not None}
+
+
+@cache
+def _shared_names(kind: type[BaseModel]) -> tuple[str, ...]:
+    """The sampling parameters that requests of a kind have under the same name."""
+    return tuple(field.name for field in fields_of(SamplingParams) if field.name in kind.model_fields)
 
 
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
