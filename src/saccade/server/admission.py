@@ -32,6 +32,11 @@ class Place:
         """The name of who sent it."""
         return self._caller.name
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds: before it is prepared, its body."""
+        return self._num_bytes
+
     def hold(self, num_bytes: int) -> None:
         """Counts memory for preparing the request: its body, its decoded images. Any thread may call it."""
         admission = self._admission

@@ -21,6 +21,7 @@ from saccade.server.reasoning import Reasoning, ReasoningParser, after_reasoning
 from saccade.server.reply import OpenAIReply, ReplyChoice
 from saccade.server.request_params import chat_params
 from saccade.server.service import Service
+from saccade.server.structure import structure_param
 from saccade.server.tool_parser import (
     CallArguments,
     CallBegin,
@@ -53,6 +54,9 @@ class ChatRoute(PromptRoute[ChatRequest]):
 
     def has_media(self, request: ChatRequest) -> bool:
         return bool(find_sources(request.messages))
+
+    def is_brief(self, request: ChatRequest) -> bool:
+        return request.tools is None and structure_param(request) is None and not self.has_media(request)
 
     def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         tools = request.tools if may_call(request) else None

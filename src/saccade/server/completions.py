@@ -16,6 +16,7 @@ from saccade.server.protocol import CompletionRequest
 from saccade.server.reply import OpenAIReply, ReplyChoice
 from saccade.server.request_params import completion_params
 from saccade.server.service import Service
+from saccade.server.structure import structure_param
 from saccade.wire.sampling_params import SamplingParams
 
 PromptText = str | list[int]
@@ -31,6 +32,9 @@ class CompletionRoute(PromptRoute[CompletionRequest]):
         if request.stream and request.echo and request.logprobs is not None:
             raise RequestError("echo with logprobs cannot be streamed", param="stream", code="invalid_value")
         return completion_params(request, self.service.settings, self.service.defaults)
+
+    def is_brief(self, request: CompletionRequest) -> bool:
+        return isinstance(request.prompt, str) and structure_param(request) is None
 
     def prompts(
         self, request: CompletionRequest, messages: list[Any] | None, allowance: Allowance

@@ -23,6 +23,7 @@ from saccade.server.admission import Admission
 from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
+from saccade.server.loop_work import LoopWork
 from saccade.server.metrics import Metrics
 from saccade.server.read_turns import ReadTurns
 from saccade.server.recent_load import RecentLoad
@@ -76,6 +77,7 @@ class Service:
         )
         self.read_turns = ReadTurns()
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
+        self._in_loop = LoopWork()
         self._preparing = WorkQueue(threads, "prepare")
         self._parsing = WorkQueue(PARSE_THREADS, "parse")
         # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
@@ -211,6 +213,10 @@ class Service:
             await asyncio.to_thread(self.media_pool.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
+
+    async def in_loop(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what takes less time than threads would need to take turns. A cancelled call leaves the queue."""
+        return await self._in_loop.run(lambda: work(*args, **kwargs), caller)
 
     async def in_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the queue, in which callers take turns."""

@@ -1,0 +1,53 @@
+"""Short work that the event loop does itself, a little at a time."""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeVar
+
+from saccade.errors import contained
+from saccade.jobs.fair_line import FairLine
+
+T = TypeVar("T")
+
+SLICE_S = 0.002  # then the loop does what else is due
+
+
+class LoopWork:
+    """Does one piece after the other, and callers take turns. Threads would share the interpreter with each other and
+    with the loop: of many requests that come at once, the first would be ready hardly sooner than the last."""
+
+    def __init__(self, slice_s: float = SLICE_S) -> None:
+        self._slice_s = slice_s
+        self._line: FairLine[tuple[asyncio.Future[Any], Callable[[], Any]]] = FairLine()
+        self._is_due = False
+
+    async def run(self, work: Callable[[], T], caller: str = "") -> T:
+        """A cancelled call is skipped."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._line.put(caller, (future, work))
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._go_on, loop)
+        return await future
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        end = monotonic() + self._slice_s
+        while self._line:
+            _do(*self._line.take())
+            if monotonic() >= end:
+                break
+        self._is_due = bool(self._line)
+        if self._is_due:
+            loop.call_soon(self._go_on, loop)
+
+
+def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
+    if future.done():  # nobody waits any more
+        return
+    try:
+        with contained():
+            future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)

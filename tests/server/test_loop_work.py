@@ -1,0 +1,178 @@
+"""The event loop makes short texts into prompts itself: one after the other, and never much without a break."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from saccade.server import intake, loop_work
+from saccade.server.chat import ChatRoute
+from saccade.server.completions import CompletionRoute
+from saccade.server.generate import GenerateRoute
+from saccade.server.intake import SHORT_BYTES
+from saccade.server.loop_work import LoopWork
+from tests.server.fake import HANG_S
+from tests.server.test_limits import Scripted, talk
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class PanicException(BaseException):
+    """As libraries written in Rust raise it."""
+
+
+def test_callers_take_turns() -> None:
+    async def run() -> list[str]:
+        work, order = LoopWork(), list[str]()
+        calls = [work.run(partial(order.append, name), name) for name in "aaaab"]
+        await asyncio.wait_for(asyncio.gather(*calls), HANG_S)
+        return order
+
+    assert asyncio.run(run()) == ["a", "b", "a", "a", "a"]
+
+
+def test_the_loop_goes_on_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that says that each piece takes half a slice."""
+    ticks = count()
+    monkeypatch.setattr(loop_work, "monotonic", lambda: float(next(ticks)))
+
+    async def run() -> list[Any]:
+        work, order, loop = LoopWork(slice_s=2.0), list[Any](), asyncio.get_running_loop()
+
+        def others(left: int) -> None:
+            order.append("others")
+            if left:
+                loop.call_soon(others, left - 1)
+
+        calls = [asyncio.ensure_future(work.run(partial(order.append, i))) for i in range(6)]
+        await asyncio.sleep(0)  # all are in the line, and its turn comes next
+        loop.call_soon(others, 5)
+        await asyncio.wait_for(asyncio.gather(*calls), HANG_S)
+        return order
+
+    order = asyncio.run(run())
+    assert [item for item in order if item != "others"] == [0, 1, 2, 3, 4, 5]
+    assert order[:6] == [0, 1, "others", 2, 3, "others"]
+
+
+def test_nobody_works_for_a_call_that_was_cancelled() -> None:
+    async def run() -> list[int]:
+        work, done = LoopWork(), list[int]()
+        calls = [asyncio.ensure_future(work.run(partial(done.append, i))) for i in range(3)]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await work.run(lambda: done.append(3))
+        return done
+
+    assert asyncio.run(run()) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), PanicException("b")])
+def test_what_fails_harms_nobody_else(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    async def run() -> list[Any]:
+        work = LoopWork()
+        return [*await asyncio.gather(work.run(fail), work.run(lambda: 5), return_exceptions=True)]
+
+    failed, fine = asyncio.run(run())
+    assert isinstance(failed, Exception) and fine == 5
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each prompt that is made, whether the event loop's thread makes it."""
+    found: list[bool] = []
+    for route in (ChatRoute, CompletionRoute, GenerateRoute):
+        monkeypatch.setattr(route, "prompts", _noting(route.prompts, found))
+    return found
+
+
+def _noting(original: Callable[..., Any], found: list[bool]) -> Callable[..., Any]:
+    def prompts(self: Any, *args: Any) -> Any:
+        found.append(threading.current_thread() is threading.main_thread())
+        return original(self, *args)
+
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "text"}}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5}),
+        (COMPLETIONS, {"prompt": "Hello"}),
+        (GENERATE, {"text": "Hello"}),
+    ],
+    ids=str,
+)
+def test_the_loop_makes_short_texts_into_prompts(
+    scripted: Scripted, threads: list[bool], path: str, body: dict[str, Any]
+) -> None:
+    caller, engine, _ = scripted()
+    assert asyncio.run(caller.post(path, body)).status == 200
+    assert threads == [True] and len(engine.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO, "tools": [TOOL]}),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}),
+        (CHAT, {"messages": HELLO, "guided_regex": "a+"}),
+        (CHAT, {"messages": HELLO, "user": "x" * SHORT_BYTES}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "tools": [{"name": "look", "input_schema": {}}]}),
+        (COMPLETIONS, {"prompt": ["Hello"] * 30}),
+        (COMPLETIONS, {"prompt": "Hello", "guided_choice": ["a", "b"]}),
+        (GENERATE, {"text": "Hello", "sampling_params": {"regex": "a+"}}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_may_take_longer_than_its_body_says_is_left_to_threads(
+    scripted: Scripted, threads: list[bool], path: str, body: dict[str, Any]
+) -> None:
+    caller, _, _ = scripted()
+    assert asyncio.run(caller.post(path, body)).status == 200
+    assert threads == [False]
+
+
+def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> None:
+    caller, _, _ = scripted()
+    messages = talk((40, 40))
+    assert len(str(messages)) < SHORT_BYTES
+    assert asyncio.run(caller.post(CHAT, {"messages": messages})).status == 200
+    assert threads == [False]
+
+
+def test_a_stored_conversation_counts(scripted: Scripted, threads: list[bool]) -> None:
+    """A short body may continue a conversation with images."""
+    caller, _, _ = scripted(response_store_bytes=10**6)
+    image = talk((40, 40))[0]["content"][0]["image_url"]["url"]
+    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]
+
+    async def run() -> None:
+        first = await caller.post("/v1/responses", {"input": asked, "store": True})
+        again = {"input": "And now?", "previous_response_id": first.json["id"]}
+        assert (await caller.post("/v1/responses", again)).status == 200
+
+    asyncio.run(run())
+    assert threads == [False, False]
+
+
+def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, engine, _ = scripted()
+    monkeypatch.setattr(intake, "monotonic", lambda: time.monotonic() + 3600)
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "timeout": 60}))
+    assert found.status == 408 and found.json["error"]["code"] == "deadline_exceeded" and not engine.seen
