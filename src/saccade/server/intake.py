@@ -150,10 +150,10 @@ class PromptRoute(ABC, Generic[R]):
         if place.num_bytes > SHORT_BYTES:
             job, messages = await service.in_parser(caller, self._read, exchange, parts, place)
         else:
-            request, ignored = self.read(exchange, joined(parts))
-            if self.is_brief(request):
-                return await service.in_loop(caller, self._make_brief_job, exchange, request, ignored, place)
-            job, messages = await service.in_parser(caller, self._begin, exchange, request, ignored, place)
+            taken = await service.in_loop(caller, self._take_short, exchange, parts, place)
+            if isinstance(taken, RequestJob):
+                return taken
+            job, messages = await service.in_parser(caller, self._begin, exchange, *taken, place)
         with self._naming(job.request):
             await self._prepare(job, messages, place)
         return job
@@ -178,9 +178,13 @@ class PromptRoute(ABC, Generic[R]):
         job.seconds["parse"] = monotonic() - begun
         return job, messages
 
-    def _make_brief_job(
-        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], place: Place
-    ) -> RequestJob[R]:
+    def _take_short(
+        self, exchange: HttpExchange, parts: list[bytes], place: Place
+    ) -> RequestJob[R] | tuple[R, tuple[str, ...]]:
+        """The whole job if it is brief; if not, what was read."""
+        request, ignored = self.read(exchange, joined(parts))
+        if not self.is_brief(request):
+            return request, ignored
         job, _ = self._begin(exchange, request, ignored, place)
         if job.deadline is not None and monotonic() > job.deadline:
             raise too_late()
