@@ -52,7 +52,7 @@ class RequestStream:
         self._outputs = RequestOutputs(prompt, params, tokenizer)
         self._inbox: list[News] = []
         self.error: SaccadeError | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the one who receives
 
     @property
     def is_done(self) -> bool:
@@ -62,20 +62,20 @@ class RequestStream:
         if self._inbox and _is_plain(news) and _is_plain(self._inbox[-1]) and news.index == self._inbox[-1].index:
             news = replace(news, token_ids=self._inbox.pop().token_ids + news.token_ids)
         self._inbox.append(news)
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: SaccadeError) -> None:
         """Ends the request after the news that came before."""
         self.error = self.error or error
-        self._wake.set()
+        self._wake()
 
     async def receive(self) -> list[News]:
         """News since the last call, at least one; or raises the request's error."""
         while not self._inbox:
             if self.error is not None:
                 raise self.error
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         news, self._inbox = self._inbox, []
         return news
 
@@ -86,6 +86,10 @@ class RequestStream:
             taken = self._outputs.take(item.index, item)
             if taken is not None:
                 yield self._delta(item, taken[0], start), taken[1]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _delta(self, news: News, text: str, start: int) -> Delta:
         """Tokens from `start` on; none after a stop string, though the engine may have sent some."""
