@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from saccade.config import Mode, Tier
 
 Bucket = TypeVar("Bucket")
+_INT64 = np.dtype("<i8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Capacity(Mapping[str, int]):
 
     @classmethod
     def of(cls, sizes: Mapping[str, int] | None = None, /, **named: int) -> "Capacity":
-        if isinstance(sizes, Capacity) and not named:
+        if not named and isinstance(sizes, Capacity):
             return sizes
         return cls(tuple(sorted({**({} if sizes is None else sizes), **named}.items())))
 
@@ -41,8 +42,7 @@ class Capacity(Mapping[str, int]):
         return " ".join(f"{name}={size}" for name, size in self.sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKey:
+class GraphKey(NamedTuple):
     """Phase, mode and capacity; for an exact graph also the digest of the boundaries it was captured with."""
 
     phase: str
@@ -88,9 +88,8 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
     integers only: a key must never cost a wait for the GPU."""
     state = blake2b(digest_size=16)
     for name in sorted(structure):
-        values = np.asarray(structure[name], dtype="<i8")
-        state.update(f"{name}:{values.size};".encode())
-        state.update(values.tobytes())
+        values = np.asarray(structure[name], dtype=_INT64)
+        state.update(f"{name}:{values.size};".encode() + values.tobytes())
     return state.hexdigest()
 
 
