@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
@@ -206,7 +207,7 @@ class TestRefusals:
         orders = self.run_of(recording, "decode")
         key = orders.passes[0].decision.key
         assert key is not None
-        strange = key._replace(capacity=Capacity.of(key.capacity, tokens=777))
+        strange = structs.replace(key, capacity=Capacity.of(key.capacity, tokens=777))
         self.assert_refused(
             executor, recording, orders, self.first_in(orders, strange), r"no graph is captured for \[decode/full .*777"
         )
@@ -215,7 +216,7 @@ class TestRefusals:
         orders = self.run_of(recording, "decode")
         key = orders.passes[0].decision.key
         assert key is not None
-        piecewise = key._replace(mode=Mode.PIECEWISE)
+        piecewise = structs.replace(key, mode=Mode.PIECEWISE)
         self.assert_refused(
             executor,
             recording,
@@ -359,7 +360,7 @@ def test_a_key_that_went_wrong_on_the_way_fails_its_step_alone(loaded: Load) -> 
         if next(steps, False):
             key = orders.passes[0].decision.key
             assert key is not None
-            wrong = key._replace(capacity=Capacity.of(key.capacity, tokens=777))
+            wrong = structs.replace(key, capacity=Capacity.of(key.capacity, tokens=777))
             orders = replace(orders, passes=(decide(orders.passes[0], wrong), *orders.passes[1:]))
         return execute(orders)
 

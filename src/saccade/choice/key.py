@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from saccade.config import Mode, Tier
@@ -42,7 +43,7 @@ class Capacity(Mapping[str, int]):
         return " ".join(f"{name}={size}" for name, size in self.sizes)
 
 
-class GraphKey(NamedTuple):
+class GraphKey(msgspec.Struct, frozen=True):
     """Phase, mode and capacity; for an exact graph also the digest of the boundaries it was captured with."""
 
     phase: str
@@ -67,8 +68,7 @@ class Reason(StrEnum):
     OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
     With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit."""
 
