@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.execution.codec import Codec
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
+from saccade.graphs.staging import numpy_dtype
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens
@@ -142,6 +144,31 @@ def test_equal_executors_do_the_same_to_the_bit(loaded: Load, family: str, way: 
     assert [s["replays"] for s in stats[0]] == [s["replays"] for s in stats[1]]
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
+def test_arrays_have_the_dtypes_of_their_buffers(loaded: Load, family: str) -> None:
+    """So that no pass is held up by a look at the numbers in them."""
+    recording = recorded(loaded(family))
+    arenas = {runner.phase.name: runner.phase.arena for runner in recording.executor.phases}
+    passes = [one for orders in recording.orders for one in _passes(orders)]
+    assert {one.phase for one in passes} == arenas.keys()
+    for one in passes:
+        buffers = {name: arenas[one.phase].buffers[name] for name in one.values}
+        assert {name: array.dtype for name, array in one.values.items()} == {
+            name: numpy_dtype(buffer) for name, buffer in buffers.items()
+        }
+
+
+def _passes(orders: Orders) -> list[Pass]:
+    match orders:
+        case Encode(vision=vision):
+            return [vision]
+        case Run(passes=passes):
+            return [*passes]
+        case SampleTokens(sampler=Pass() as sampler):
+            return [sampler]
+    return []
+
+
 def decide(one: Pass, key: GraphKey) -> Pass:
     tier = Tier.EXACT if key.digest else Tier.CAPACITY
     return replace(one, decision=Decision(tier, Reason.FITS_BUCKET, key))
@@ -180,7 +207,7 @@ class TestRefusals:
         orders = self.run_of(recording, "decode")
         key = orders.passes[0].decision.key
         assert key is not None
-        strange = replace(key, capacity=Capacity.of(key.capacity, tokens=777))
+        strange = structs.replace(key, capacity=Capacity.of(key.capacity, tokens=777))
         self.assert_refused(
             executor, recording, orders, self.first_in(orders, strange), r"no graph is captured for \[decode/full .*777"
         )
@@ -189,7 +216,7 @@ class TestRefusals:
         orders = self.run_of(recording, "decode")
         key = orders.passes[0].decision.key
         assert key is not None
-        piecewise = replace(key, mode=Mode.PIECEWISE)
+        piecewise = structs.replace(key, mode=Mode.PIECEWISE)
         self.assert_refused(
             executor,
             recording,
@@ -333,7 +360,7 @@ def test_a_key_that_went_wrong_on_the_way_fails_its_step_alone(loaded: Load) -> 
         if next(steps, False):
             key = orders.passes[0].decision.key
             assert key is not None
-            wrong = replace(key, capacity=Capacity.of(key.capacity, tokens=777))
+            wrong = structs.replace(key, capacity=Capacity.of(key.capacity, tokens=777))
             orders = replace(orders, passes=(decide(orders.passes[0], wrong), *orders.passes[1:]))
         return execute(orders)
 

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from msgspec import structs
 
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
@@ -83,7 +84,7 @@ def takes_another_bucket(start: RankStart) -> RankExecutor:
             return order
         [one] = order.passes
         larger = [graph.key for graph in executor.decode.graphs if graph.key != one.decision.key]
-        return replace(order, passes=(replace(one, decision=replace(one.decision, key=larger[0])),))
+        return replace(order, passes=(replace(one, decision=structs.replace(one.decision, key=larger[0])),))
 
     return disobedient(follow(start), change_key)
 
@@ -96,7 +97,7 @@ def takes_no_graph(start: RankStart) -> RankExecutor:
             return order
         [one] = order.passes
         assert one.decision.key is not None, "decode passes are replayed"
-        eager = replace(one.decision, tier=Tier.EAGER, key=None, padded_to=one.decision.key.capacity)
+        eager = structs.replace(one.decision, tier=Tier.EAGER, key=None, padded_to=one.decision.key.capacity)
         return replace(order, passes=(replace(one, decision=eager),))
 
     return disobedient(follow(start), change_tier)

@@ -6,11 +6,13 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from saccade.config import Mode, Tier
 
 Bucket = TypeVar("Bucket")
+_INT64 = np.dtype("<i8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Capacity(Mapping[str, int]):
 
     @classmethod
     def of(cls, sizes: Mapping[str, int] | None = None, /, **named: int) -> "Capacity":
-        if isinstance(sizes, Capacity) and not named:
+        if not named and isinstance(sizes, Capacity):
             return sizes
         return cls(tuple(sorted({**({} if sizes is None else sizes), **named}.items())))
 
@@ -41,8 +43,7 @@ class Capacity(Mapping[str, int]):
         return " ".join(f"{name}={size}" for name, size in self.sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKey:
+class GraphKey(msgspec.Struct, frozen=True):
     """Phase, mode and capacity; for an exact graph also the digest of the boundaries it was captured with."""
 
     phase: str
@@ -67,8 +68,7 @@ class Reason(StrEnum):
     OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
     With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit."""
 
@@ -88,9 +88,8 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
     integers only: a key must never cost a wait for the GPU."""
     state = blake2b(digest_size=16)
     for name in sorted(structure):
-        values = np.asarray(structure[name], dtype="<i8")
-        state.update(f"{name}:{values.size};".encode())
-        state.update(values.tobytes())
+        values = np.asarray(structure[name], dtype=_INT64)
+        state.update(f"{name}:{values.size};".encode() + values.tobytes())
     return state.hexdigest()
 
 

@@ -80,14 +80,14 @@ def rounds(
     cut: PatchSettings | None = None
     pixels = scratch = 0
     for shape, job in _jobs(pictures, shapes, max_bytes):
-        nbytes = _aligned(job.frames.nbytes)
-        is_full = pixels + nbytes > max_bytes or scratch + job.scratch_bytes > max_bytes or len(pending) == MAX_JOBS
+        nbytes, scratch_bytes = _aligned(job.frames.nbytes), job.scratch_bytes
+        is_full = pixels + nbytes > max_bytes or scratch + scratch_bytes > max_bytes or len(pending) == MAX_JOBS
         if pending and cut is not None and (is_full or shape != cut):
             yield cut, pending
             pending, pixels, scratch = [], 0, 0
         cut = shape
         pending.append(job)
-        pixels, scratch = pixels + nbytes, scratch + job.scratch_bytes
+        pixels, scratch = pixels + nbytes, scratch + scratch_bytes
     if pending and cut is not None:
         yield cut, pending
 
@@ -100,7 +100,7 @@ def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettin
         start = TABLE_BYTES + end
         slot[start : start + job.frames.nbytes].reshape(job.frames.shape)[...] = job.frames
         end += _aligned(job.frames.nbytes)
-    table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
+    table = slot[:TABLE_BYTES].view(np.int32).reshape(-1, MAX_JOBS)
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 

@@ -62,6 +62,7 @@ class Arena:
         self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
         self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
         self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
+        self._fronts = lru_cache(MAX_SIZES)(self._first_rows)
         slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
@@ -100,6 +101,9 @@ class Arena:
 
     def rows(self, name: str, count: int) -> Tensor:
         """The first rows of an input, to be written in place; admitted like that, they are not copied."""
+        return self._fronts(name, count)
+
+    def _first_rows(self, name: str, count: int) -> Tensor:
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")
@@ -131,9 +135,10 @@ class Arena:
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
         """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
-        if problem := self.misfit(batch.sizes, capacity):
-            raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
-        layout = self._layouts(Capacity.of(capacity))
+        room = Capacity.of(capacity)
+        if problem := self._misfits(batch.sizes, room):
+            raise GraphError(f"batch of {batch.sizes} does not fit {room}: {problem}")
+        layout = self._layouts(room)
         for name, value in batch.tensors.items():
             _fill_rows(self.buffers[name], value, layout.front(name, self._storages[name]))
         if layout.places:
@@ -203,9 +208,9 @@ def _fill_rows(buffer: Buffer, value: Tensor, view: Tensor) -> None:
     count, num_padded = value.shape[axis], view.shape[axis] - value.shape[axis]
     if value.data_ptr() != view.data_ptr():
         view.narrow(axis, 0, count).copy_(value, non_blocking=True)
-    padded = view.narrow(axis, count, num_padded)
-    if padded.numel() == 0:
+    if not num_padded:
         return
+    padded = view.narrow(axis, count, num_padded)
     if isinstance(buffer.padding, RepeatLast) and count:
         padded.copy_(view.narrow(axis, count - 1, 1).expand_as(padded))
     else:
@@ -228,6 +233,8 @@ def _check_declaration(buffers: Sequence[Buffer], limits: Capacity) -> None:
 
 
 def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
+    if isinstance(value, np.ndarray) and value.dtype == dtype:
+        return value
     if isinstance(value, Tensor):
         if value.device.type != "cpu":
             raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
@@ -247,13 +254,14 @@ def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) ->
     name, most = boundary.name, boundary.longest
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
-    is_fall = values[1:] < values[:-1]
+    starts, ends = values[:-1], values[1:]
+    is_fall = ends < starts
     if is_fall.any():
         at = int(is_fall.argmax())
         low, high = values[at : at + 2].tolist()
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {at + 1}; they must not decrease")
     if values[-1] != num_rows:
         raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {boundary.rows}")
-    if most and (longest := np.diff(values).max(initial=0)) > most:
+    if most and (longest := (ends - starts).max(initial=0)) > most:
         raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {most}")
     return values

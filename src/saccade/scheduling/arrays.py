@@ -1,8 +1,11 @@
-"""Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table."""
+"""Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table.
+
+They have the dtypes of their buffers: for others the arena looks at every number, whether it fits."""
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -88,7 +91,7 @@ def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layou
         values = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in values}
     return {
         **values,
-        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
+        "query_start": np.asarray([*accumulate((chunk.count for chunk in chunks), initial=0)], np.int32),
         "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
         "block_tables": _block_tables(chunks, layout),
     }
@@ -100,17 +103,18 @@ def decode_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layo
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
     ids = [0 if c.is_pending_input else _token(owner, c.start) for c, owner in zip(chunks, owners, strict=True)]
-    deltas = np.fromiter((owner.prompt.rope_delta for owner in owners), np.int64, len(chunks))
+    positions = np.empty((3, len(chunks)), np.int32)
+    positions[:] = starts + [owner.prompt.rope_delta for owner in owners]
     tables = _block_tables(chunks, layout)
     blocks = tables[np.arange(len(chunks)), starts // layout.block_size].astype(np.int64)
     return {
-        "ids": np.asarray(ids),
-        "pending": np.asarray(pending),
-        "positions": np.broadcast_to(starts + deltas, (3, len(chunks))),
+        "ids": np.asarray(ids, np.int32),
+        "pending": np.asarray(pending, np.int32),
+        "positions": positions,
         "slots": blocks * layout.block_size + starts % layout.block_size,
         "sequences": np.fromiter((owner.sequence for owner in owners), np.int32, len(chunks)),
-        "query_start": np.arange(len(chunks) + 1),
-        "key_lengths": starts + 1,
+        "query_start": np.arange(len(chunks) + 1, dtype=np.int32),
+        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
         "block_tables": tables,
     }
 
@@ -120,13 +124,13 @@ def _rows(chunk: Chunk, owner: LiveRequest, layout: CacheLayout) -> dict[str, An
     in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
     ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
     if chunk.end > num_prompt:
-        outputs = np.arange(max(chunk.start, num_prompt), chunk.end)
+        outputs = np.arange(max(chunk.start, num_prompt), chunk.end, dtype=np.int32)
         known = [0] * len(outputs) if chunk.is_pending_input else [_token(owner, int(i)) for i in outputs]
         ids = np.concatenate([ids, np.asarray(known, dtype=np.int32)])
         positions = np.concatenate([positions, np.tile(outputs + owner.prompt.rope_delta, (3, 1))], axis=1)
     rows = {
         "ids": ids,
-        "pending": np.full(chunk.count, owner.sequence if chunk.is_pending_input else -1),
+        "pending": np.full(chunk.count, owner.sequence if chunk.is_pending_input else -1, np.int32),
         "positions": positions,
         "slots": places(chunk.start, chunk.count, chunk.blocks, layout.block_size),
     }
@@ -151,7 +155,7 @@ def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyI
 
 
 def _sources(chunk: Chunk, page_rows: int) -> AnyInts:
-    sources = np.full(chunk.count, -1, dtype=np.int64)
+    sources = np.full(chunk.count, -1, np.int32)
     for media in chunk.media:
         rows = places(media.first_row, media.count, media.pages, page_rows)
         sources[media.start - chunk.start :][: media.count] = rows

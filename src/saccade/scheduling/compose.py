@@ -80,10 +80,11 @@ class Composer:
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         picked = [chunk for chunk in chunks if chunk.picks_logits]
         if sampled or picked:
-            last = {chunk.request_id: end - 1 for end, chunk in zip(values["query_start"][1:], chunks, strict=True)}
+            ends = values["query_start"][1:].tolist()
+            last = {chunk.request_id: end - 1 for end, chunk in zip(ends, chunks, strict=True)}
             sequences = [live[chunk.request_id].sequence for chunk in (*sampled, *picked)]
             head: Arrays = {
-                "rows": np.asarray([last[chunk.request_id] for chunk in (*sampled, *picked)]),
+                "rows": np.asarray([last[chunk.request_id] for chunk in (*sampled, *picked)], dtype=np.int32),
                 "sequences": np.asarray(sequences, dtype=np.int32),
             }
             passes.append(self._pass("head", head, tokens=len(sequences)))
@@ -124,7 +125,7 @@ class Composer:
     def _pass(self, phase: str, values: Arrays, **sizes: int) -> Pass:
         catalogue = self.catalogues[phase]
         structure = {boundary.name: values[boundary.name] for boundary in catalogue.shape.boundaries}
-        return Pass(phase, catalogue.choose(Capacity.of(sizes), structure), values)
+        return Pass(phase, catalogue.choose(Capacity.of(**sizes), structure), values)
 
 
 class VisionComposer:

@@ -45,10 +45,10 @@ class Geometries:
         for name in parts[0]:
             found = [part[name] for part in parts]
             if name in ("window_order", "window_inverse"):
-                starts = np.cumsum([0, *map(len, found[:-1])])
+                starts = np.cumsum([0, *map(len, found[:-1])], dtype=np.int32)
                 found = [one + start for one, start in zip(found, starts, strict=True)]
             if name.endswith("cu_seqlens"):
-                values[name] = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(one) for one in found]))])
+                values[name] = _boundaries(np.concatenate([np.diff(one) for one in found]))
             else:
                 values[name] = np.concatenate(found, axis=1 if name in ("grid_indices", "grid_weights") else 0)
         return values
@@ -130,5 +130,5 @@ def _places(sizes_I: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(sizes_I.sum()) - np.repeat(np.cumsum(sizes_I) - sizes_I, sizes_I)
 
 
-def _boundaries(sizes: NDArray[np.int64]) -> Ints:
+def _boundaries(sizes: NDArray[np.integer[Any]]) -> Ints:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
