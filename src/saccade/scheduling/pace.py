@@ -1,20 +1,29 @@
 """How much fits into a step while answers are being written, from the times that passes took at the start.
 
 A pass of few rows is bound by reading weights, so that prompts beside outputs cost less than in steps of their own, and
-many short steps serve more than few long ones. Only prompts that pile up are worth longer steps: while they wait, few
-outputs share the cost of each step.
+many short steps serve more than few long ones. Only prompts that pile up are worth longer steps. These are then few and
+as long as steps may be, rather than many of a middle length: so most tokens come after a short one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from saccade.choice.costs import Curve
 
 FEWEST_ROWS = 64  # of prompts: they must go on, however short steps shall be
-LEAST_FACTOR = 2.0  # so many times as long as with its outputs alone may a step always be
-PATIENCE_S = 0.3  # in which all prompts that wait should be computed,
-LONGEST_S = 0.04  # unless that takes longer steps
+FACTOR = 2.0  # so many times as long as with its outputs alone is a short step: the rest is for prompts
+PATIENCE_S = 0.6  # from the arrival of a prompt to the first tokens of all that wait with it; beyond it,
+LONGEST_S = 0.04  # steps are so long
 FEW_PROMPTS = 8  # of a step: it needs a bucket with room for them
+
+
+class Backlog(NamedTuple):
+    """Prompts that wait: their rows, those of images yet to be encoded, and how long the first has waited."""
+
+    num_rows: int = 0
+    num_image_rows: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +37,15 @@ class Pace:
     buckets: Sequence[tuple[int, int]] = ()
     fewest_rows: int = FEWEST_ROWS
 
-    def begin(self, num_outputs: int, num_waiting: int) -> "PacedStep":
-        """A step that so many outputs wait for, while prompts with so many rows wait for their turn."""
-        return PacedStep(self, self.max_step_s or self.limit_s(num_outputs, num_waiting), num_outputs)
+    def begin(self, num_outputs: int, backlog: Backlog) -> "PacedStep":
+        """A step that so many outputs wait for."""
+        return PacedStep(self, self.max_step_s or self.limit_s(num_outputs, backlog), num_outputs)
 
-    def limit_s(self, num_outputs: int, num_waiting: int) -> float:
-        alone_s = self.prefill.at(num_outputs)
-        share = min(self.prefill.at(num_waiting) / PATIENCE_S, 0.99) if num_waiting else 0.0  # of the time for prompts
-        return max(LEAST_FACTOR * alone_s, min(alone_s / (1 - share), LONGEST_S))
+    def limit_s(self, num_outputs: int, backlog: Backlog) -> float:
+        short_s = FACTOR * self.prefill.at(num_outputs)
+        work_s = self.prefill.at(backlog.num_rows) + self.vision_s(backlog.num_image_rows) if backlog.num_rows else 0.0
+        in_short_steps_s = work_s * FACTOR / (FACTOR - 1)
+        return short_s if backlog.waited_s + in_short_steps_s <= PATIENCE_S else max(short_s, LONGEST_S)
 
     def prompt_rows(self, seconds: float, num_outputs: int) -> int:
         """The most rows of prompts beside so many outputs. Together they fill a bucket."""
@@ -74,5 +84,6 @@ class PacedStep:
         self.prompt_rows_left = max(0, self.pace.prompt_rows(seconds, self.num_outputs) - self._num_prompt_rows)
 
     def add_rows(self, num_rows: int) -> None:
+        """Below 0: rows that were added are given back."""
         self._num_prompt_rows += num_rows
         self.prompt_rows_left = max(0, self.prompt_rows_left - num_rows)

@@ -111,6 +111,15 @@ class Request:
         return self.num_tokens + self.num_pending - self.num_planned
 
     @property
+    def num_unseen(self) -> int:
+        """Rows of media that are still to be encoded, or to be found in the cache."""
+        return sum(
+            rows
+            for idx, rows in self.media_rows.items()
+            if idx not in self.entries and self.media_ends[idx] > self.num_planned
+        )
+
+    @property
     def fair_cost(self) -> float:
         """What it is taken to cost its tenant, in tokens. Forks share the prompt."""
         num_prompt = 1 if self.parent is not None else len(self.prompt_ids)
@@ -174,7 +183,7 @@ class RequestQueue:
     """Requests sorted by a unique key that must not change while they are queued. Any of them can leave."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        self.num_prompt_tokens = 0
+        self.num_prompt_tokens = self.num_media_rows = 0
         self._key = key
         self._requests: list[Request] = []
 
@@ -200,17 +209,20 @@ class RequestQueue:
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=self._key)
         self.num_prompt_tokens += len(request.prompt_ids)
+        self.num_media_rows += request.media_rows.total()
 
     def remove(self, request: Request) -> None:
         index = bisect_left(self._requests, self._key(request), key=self._key)
         assert self._requests[index : index + 1] == [request], f"{request} is not in this queue"
         del self._requests[index]
         self.num_prompt_tokens -= len(request.prompt_ids)
+        self.num_media_rows -= request.media_rows.total()
 
     def check(self) -> None:
         keys = [self._key(request) for request in self._requests]
         assert all(a < b for a, b in pairwise(keys)), f"out of order: {keys}"
         assert self.num_prompt_tokens == sum(len(request.prompt_ids) for request in self._requests)
+        assert self.num_media_rows == sum(request.media_rows.total() for request in self._requests)
 
 
 def _wrap_int64(value: int) -> int:

@@ -5,6 +5,7 @@ The policy, under one token budget:
    run out, the last in order is preempted: it frees its blocks and is recomputed later. A lone request is never
    preempted.
 2. Chunks of the prompts that have begun, in order. Beside outputs, a pace may leave them fewer rows than the budget.
+   While the first takes several steps, much shorter ones of its priority may take up to half of each.
 3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
    it begins, so only outputs can run out of blocks.
 
@@ -20,11 +21,13 @@ committed; rows of a request that ended meanwhile are ignored.
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
+from saccade.scheduling.backlog import backlog_of, most_rows_beside
 from saccade.scheduling.fair_clock import FairClock
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, RequestQueue, Status
@@ -66,14 +69,17 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not (self.live or self._flights)
 
+    @property
+    def _num_startable(self) -> int:
+        return self.settings.max_num_seqs - len(self._running)
+
     def add(self, request: Request) -> tuple[str, ...]:
         """Queue a request and, for n > 1, its forks: all or none. Returns their ids."""
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self.live.keys():
             raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
-        num_startable = self.settings.max_num_seqs - len(self._running)
-        check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
+        check_queue(tuple(family.values()), self._waiting, self.settings, self._num_startable)
         room = self.settings.max_model_len - len(request.prompt_ids)
         if not self.live:
             self._fair_clock.clear()
@@ -113,13 +119,11 @@ class Scheduler:
             elif request.num_left:
                 prefilling.append(request)
         self._plan_outputs(decoding, draft)
+        prefilling = [request for request in prefilling if request.status is Status.RUNNING]  # else preempted
         if draft.chunks and self.pace is not None:
-            draft.paced = self.pace.begin(len(draft.chunks), self._num_waiting_rows(prefilling))
-        for request in prefilling:
-            if request.status is Status.RUNNING:
-                self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
-        if not draft.is_short:
-            self._admit(draft)
+            backlog = backlog_of(prefilling, self._waiting, self._num_startable, now)
+            draft.paced = self.pace.begin(len(draft.chunks), backlog)
+        self._plan_prompts(prefilling, draft)
         if draft.chunks:
             self._flights.append(draft)
         return draft.plan()
@@ -189,11 +193,27 @@ class Scheduler:
                 has_slot = self._find_slot(request, draft)
                 self._plan_rows(request, request.num_planned + has_slot, draft)
 
-    def _num_waiting_rows(self, prefilling: Sequence[Request]) -> int:
-        """Rows of prompts that wait for a step, not for another request's end."""
-        num_startable = min(len(self._waiting), self.settings.max_num_seqs - len(self._running))
-        of_waiting = self._waiting.num_prompt_tokens * num_startable // max(len(self._waiting), 1)
-        return of_waiting + sum(request.num_left for request in prefilling)
+    def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
+        """While short prompts wait for a long one, that keeps half of each step, and gets what they leave."""
+        most = num_kept = 0
+        if prefilling and prefilling[0].num_left > draft.prompt_rows_left:
+            long, *others = prefilling
+            most = most_rows_beside(long, others, self._waiting, self._num_startable)
+            num_kept = self._reach(long, long.num_planned, draft, share=0.5) - long.num_planned if most else 0
+        if not num_kept:
+            self._plan_in_order(prefilling, draft)
+            return
+        draft.keep(num_kept)
+        short = [other for other in others if other.num_left <= most and other.priority == long.priority]
+        self._plan_in_order(short, draft, last_priority=long.priority)
+        draft.keep(-num_kept)
+        self._plan_rows(long, self._reach(long, long.num_planned, draft), draft)
+
+    def _plan_in_order(self, prefilling: Sequence[Request], draft: Draft, last_priority: float = inf) -> None:
+        for request in prefilling:
+            self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
+        if not draft.is_short:
+            self._admit(draft, last_priority)
 
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
@@ -217,9 +237,9 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, draft: Draft, last_priority: float) -> None:
         for request in self._waiting:
-            if len(self._running) >= self.settings.max_num_seqs or not draft.has_room:
+            if not (self._num_startable and draft.has_room) or request.priority > last_priority:
                 return
             if self._is_ready(request) and not self._start(request, draft):
                 return
@@ -250,9 +270,10 @@ class Scheduler:
         draft.add_rows(request, end)
         return True
 
-    def _reach(self, request: Request, start: int, draft: Draft) -> int:
-        """Where a chunk from `start` ends: at a limit, or before media rows unavailable in this step."""
-        left = draft.prompt_rows_left
+    def _reach(self, request: Request, start: int, draft: Draft, share: float = 1.0) -> int:
+        """Where a chunk from `start` ends: at a limit, which is a share of the rows that are left, or before media rows
+        unavailable in this step."""
+        left = int(share * draft.prompt_rows_left)
         if not left:
             return start
         end = min(start + min(self.settings.prefill_chunk_tokens or left, left), request.num_tokens)

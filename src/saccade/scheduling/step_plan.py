@@ -108,6 +108,12 @@ class Draft:
         has_room = not self.encode or num_rows <= self.encoder_left
         return has_room and (self.paced is None or self.paced.can_encode(num_rows))
 
+    def keep(self, num_rows: int) -> None:
+        """Set rows aside for a request that is planned last, or give them back (below 0)."""
+        self.tokens_left -= num_rows
+        if self.paced is not None:
+            self.paced.add_rows(num_rows)
+
     def add_rows(self, request: Request, end: int) -> None:
         start = request.num_planned
         wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
@@ -130,9 +136,7 @@ class Draft:
             num_summed=request.num_summed(start, end),
             picks_logits=request.params.pooling == "logits" and end == len(request.prompt_ids),
         )
-        self.tokens_left -= end - start
-        if self.paced is not None:
-            self.paced.add_rows(end - start)
+        self.keep(end - start)
         request.num_planned = end
         request.num_pending += wants_logits
 

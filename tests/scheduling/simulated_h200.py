@@ -1,0 +1,127 @@
+"""What an H200 with Qwen3-VL-8B in bfloat16 takes, and the server in front of it, in milliseconds.
+
+Every constant is measured, in docs/log.md. Three choices were made by comparing with the measured loads: requests pass
+the front end one behind another (all at once, or 16 at a time, gave first tokens up to a quarter too late), 0.29 of the
+two figures for attention in the tower, and one factor for a busy device where the trace has 1.08 and 1.14.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+from saccade.choice.costs import Curve
+from saccade.scheduling import buckets
+from saccade.scheduling.pace import Pace
+from saccade.scheduling.packing import Bins, MediaPart, pack, padded_rows
+from saccade.scheduling.step_plan import StepPlan
+from saccade.wire.engine_settings import SchedulerSettings
+
+LIMITS = SchedulerSettings(max_model_len=65_536).resolved(is_cuda=True, max_position=262_144)
+PREFILL = [
+    (bucket["tokens"], bucket["requests"])
+    for bucket in buckets.prefill_buckets(LIMITS.max_num_batched_tokens, LIMITS.max_num_seqs + 1)
+]
+DECODE_ROWS = buckets.decode_buckets(LIMITS.max_num_seqs)
+VISION_ROWS = buckets.vision_buckets(LIMITS.encoder_budget_tokens)
+VISION = Bins(
+    VISION_ROWS,
+    tuple(
+        1 + min(buckets.MAX_FRAMES, max(buckets.FEWEST_FRAMES, rows // buckets.UNITS_PER_FRAME)) for rows in VISION_ROWS
+    ),
+)
+
+# `bench offline` (2026-11-15 midnight, 2026-11-16): prefill of 64, 406, 1,024 and 8,192 rows in 5.1, 9.7, 22 and 203
+# ms, the head in 0.42, decode of 1 and 64 requests with 1,000 keys each in 4.2 and 7.9.
+FLOOR_MS, FLOOR_ROW_MS, FIRST_MS, ROW_MS, HEAD_MS = 4.7, 2e-3, 1.4, 19.7e-3, 0.42
+DECODE_MS, DECODE_ROW_MS = 4.13, 20.5e-3
+KEY_NS, PAIR_NS = 39.0, 1.18  # attention: a key of an output, a key of a prompt's row
+
+# `bench vision`: 1, 8 and 32 images of 560x560 in 4.1, 24.1 and 92.3 ms. Attention of the tower runs at 376 TFLOP/s in
+# the table of kernels and at 430 in a profile, which is 0.29 ns a pair of patches: 19 of 36 ms for one of 1920x1080.
+VISION_FIRST_MS, VISION_ROW_MS, VISION_PAIR_NS = 1.26, 7.25e-3, 0.29
+
+# The GPU is limited by power: in a trace of the first load (2026-11-17) prefills took 8.9 and vision passes 3.3 ms a
+# request, where the times above are 8.2 and 2.9. Products are slowed down, not what reads memory.
+BUSY = 1.1
+
+# The front end (2026-11-17): its event loop takes 1.65 ms for a request, so that 64 that come together are there after
+# 106 ms, and 40 to 60 us for a streamed token; threads decode and preprocess 560x560 pixels in 5.0 ms; the rest of a
+# request alone takes 2.4.
+LOOP_REQUEST_MS, LOOP_TOKEN_MS, PIXEL_MS, REST_MS = 1.65, 0.05, 5.0 / 560**2, 2.4
+CALL_MS = 0.3  # of the host for a replay; what is measured at the start includes it
+
+
+def step_ms(plan: StepPlan) -> float:
+    return language_ms(plan) + (vision_ms([item.num_rows for item in plan.encode], BUSY) if plan.encode else 0.0)
+
+
+def language_ms(plan: StepPlan) -> float:
+    rows, chunks = sum(chunk.count for chunk in plan.chunks), plan.chunks
+    keys = sum(chunk.end for chunk in chunks if chunk.count == 1)
+    pairs = sum(chunk.count * (chunk.start + chunk.count / 2) for chunk in chunks if chunk.count > 1)
+    attention_ms = (keys * KEY_NS + pairs * PAIR_NS) / 1e6
+    if rows == len(chunks):
+        return DECODE_MS + DECODE_ROW_MS * DECODE_ROWS[bisect_left(DECODE_ROWS, rows)] + attention_ms
+    bucket = next(n for n, room in PREFILL if n >= rows and room >= len(chunks) + (n > rows))
+    return prefill_ms(bucket, BUSY) + HEAD_MS + attention_ms
+
+
+def prefill_ms(rows: int, busy: float = 1.0) -> float:
+    """Bound by reading weights, or by products. Without attention."""
+    return max(FLOOR_MS + FLOOR_ROW_MS * rows, busy * (FIRST_MS + ROW_MS * rows))
+
+
+def vision_ms(images: Sequence[int], busy: float = 1.0) -> float:
+    """Of all passes that images of so many rows are packed into; a row is four patches."""
+    parts = [MediaPart(item, 0, 1, rows) for item, rows in enumerate(images)]
+    passes = pack(parts, VISION, lambda rows: VISION_FIRST_MS + VISION_ROW_MS * rows)
+    attention_ms = sum((4 * rows) ** 2 for rows in images) * VISION_PAIR_NS / 1e6
+    return len(passes) * VISION_FIRST_MS + busy * VISION_ROW_MS * padded_rows(passes, VISION) + attention_ms
+
+
+def measured_pace(max_step_ms: float) -> Pace:
+    """With times of a few buckets, as an engine measures them at its start."""
+    prefill = [(rows, prefill_ms(rows) + rows**2 / 2 * PAIR_NS / 1e6) for rows, _ in PREFILL[:64:9]]
+    vision = [(rows, vision_ms([rows // 4] * 4)) for rows in VISION_ROWS[::6]]
+    return Pace(_curve(prefill), _curve(vision), max_step_ms / 1e3, PREFILL)
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
+    return Curve(tuple((rows, (ms + CALL_MS) / 1e3) for rows, ms in points))
+
+
+@dataclass(slots=True)
+class FrontEnd:
+    """One event loop that takes requests one behind another, and tokens before them."""
+
+    _sent: list[tuple[float, int, int]] = field(default_factory=list)  # when, which request, its pixels
+    _ready: list[tuple[float, int]] = field(default_factory=list)
+    _free_at: float = 0.0
+
+    def send(self, at: float, number: int, num_pixels: int) -> None:
+        heappush(self._sent, (at, number, num_pixels))
+
+    def stream(self, now: float, num_tokens: int) -> None:
+        self._free_at = max(self._free_at, now) + num_tokens * LOOP_TOKEN_MS
+
+    def arrived(self, now: float) -> list[int]:
+        """Requests that have reached the engine since it was asked."""
+        while self._sent and self._sent[0][0] <= now:
+            self._take_next()
+        found = []
+        while self._ready and self._ready[0][0] <= now:
+            found.append(heappop(self._ready)[1])
+        return found
+
+    def next_at(self) -> float:
+        """When the next request reaches the engine."""
+        while self._sent and (not self._ready or self._sent[0][0] < self._ready[0][0]):
+            self._take_next()
+        return self._ready[0][0] if self._ready else inf
+
+    def _take_next(self) -> None:
+        at, number, num_pixels = heappop(self._sent)
+        self._free_at = max(self._free_at, at) + LOOP_REQUEST_MS
+        heappush(self._ready, (self._free_at + num_pixels * PIXEL_MS, number))
