@@ -31,7 +31,8 @@ class HttpExchange:
         self.arrival = monotonic()
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(ID_HEADER, b"")
-        self.id = given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
+        self.unique_id = uuid4().hex
+        self.id = given.decode() if _SANE_ID.fullmatch(given) else self.unique_id  # clients may reuse theirs
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
         self.caller: Caller | None = None  # known once its key was checked

@@ -137,7 +137,7 @@ class ResponsesReply(Reply):
 def response_key(exchange: HttpExchange) -> tuple[str, str]:
     """Who asked, and the id of the response."""
     assert exchange.caller is not None, "its key was checked"
-    return exchange.caller.name, f"resp_{exchange.id}"
+    return exchange.caller.name, f"resp_{exchange.unique_id}"
 
 
 @dataclass(slots=True)
