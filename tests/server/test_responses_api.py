@@ -258,6 +258,7 @@ def test_conversations_of_requests_with_one_id_do_not_mix(serve: Serve) -> None:
 
     async def run() -> None:
         first, second = await asyncio.gather(ask("apples"), ask("pears"))
+        assert first["output"][0]["id"] != second["output"][0]["id"]
         for reply, word in ((first, "apples"), (second, "pears")):
             await ask("and?", previous_response_id=reply["id"])
             assert [found for found in ("apples", "pears") if found in said(engine)] == [word]
