@@ -141,6 +141,16 @@ def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str
     assert phases.keys() >= set(PHASES[1:]) and not list(tmp_path.iterdir())
 
 
+def test_what_padding_read_is_there_again_when_a_replay_is_checked(loaded: Load) -> None:
+    """Experts compute padded rows beside the others, whose last bits then depend on them."""
+    made, _ = loaded("qwen3_moe")
+    for seed in (200, 300, 700):
+        engine = shadowed(loaded("qwen3_moe"))
+        for more in range(2):
+            run(engine, *requests(made, 7, seed + more))
+        assert check_all(engine) == []
+
+
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
 def test_no_answer_is_changed(loaded: Load, family: str) -> None:
     """Twenty requests in waves that find prefixes and images of earlier ones, with checks between the waves."""

@@ -113,13 +113,25 @@ URL = "data:image/png;base64," + "x" * body_scan.CHUNK
         orjson.dumps({"a": URL, URL: 2}),
         orjson.dumps({"a": 'he said "' + URL + '" and left', "b": URL}),
         orjson.dumps({"a": '"' + URL, "b": [URL.replace("x", "/")]}).replace(b"/", b"\\/"),
+        orjson.dumps({"a": URL + '"', "b": "x/" + "y" * body_scan.CHUNK + "\\"}).replace(b"/", b"\\/"),
         b'{"a":"' + URL.encode() + b'","a":"b"}',
         b'{"a":"' + URL.encode() + b'\\u0041"}',
         b'"' + URL.encode() + b'"',
         orjson.dumps([URL] * 70),
         orjson.dumps({"a": URL, "b": list(range(30_000)), "c": URL}),
     ],
-    ids=["values", "a name", "quoted", "escapes", "said twice", "another escape", "alone", "many", "with much else"],
+    ids=[
+        "values",
+        "a name",
+        "quoted",
+        "escapes",
+        "escaped quotes",
+        "said twice",
+        "another escape",
+        "alone",
+        "many",
+        "with much else",
+    ],
 )
 def test_data_urls_are_read_as_the_parser_alone_would(body: bytes) -> None:
     assert parse_json(body, MOST) == orjson.loads(body)

@@ -63,6 +63,16 @@ def test_chunks_add_up_to_the_whole(scripted: Scripted) -> None:
     assert whole["usage"]["completion_tokens"] == 4
 
 
+def test_a_prompt_that_was_computed_for_the_first_output_was_not_cached_before(scripted: Scripted) -> None:
+    async def forked(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"index": 0, "text": "a", "token_ids": (5,), "finish_reason": "stop", "num_cached_tokens": 1}
+        yield {"index": 1, "text": "b", "token_ids": (6,), "finish_reason": "stop", "num_cached_tokens": 4}
+
+    caller, _, _ = scripted(forked)
+    usage = asyncio.run(caller.post(CHAT, {"messages": HELLO, "n": 2})).json["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 1
+
+
 def test_log_probabilities_are_numbers_and_ranked(engine: FakeEngine) -> None:
     tokenizer = engine.processor.tokenizer
     found = {5: Logprob(float("-inf"), 40), 6: Logprob(-0.1, 1), 7: Logprob(-2.0, 2)}

@@ -241,6 +241,31 @@ def test_a_conversation_of_another_caller_is_not_found(serve: Serve) -> None:
     assert asyncio.run(ask("a", previous_response_id=first)).status == 200
 
 
+def test_conversations_of_requests_with_one_id_do_not_mix(serve: Serve) -> None:
+    """Whoever passes the id of a trace on gives it to several requests, some at the same time."""
+    both = asyncio.Event()
+
+    async def waiting(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,)}
+        both.set() if len(engine.running) > 1 else await both.wait()
+        yield {"text": "b", "token_ids": (6,), "finish_reason": "stop"}
+
+    service, engine = serve(waiting, response_store_bytes=10**6)
+    caller = Caller(service)
+
+    async def ask(text: str, **fields: Any) -> Any:
+        return (await caller.post(RESPONSES, {"input": text, **fields}, x_request_id="trace")).json
+
+    async def run() -> None:
+        first, second = await asyncio.gather(ask("apples"), ask("pears"))
+        assert first["output"][0]["id"] != second["output"][0]["id"]
+        for reply, word in ((first, "apples"), (second, "pears")):
+            await ask("and?", previous_response_id=reply["id"])
+            assert [found for found in ("apples", "pears") if found in said(engine)] == [word]
+
+    asyncio.run(run())
+
+
 def test_the_store_is_bounded() -> None:
     store, one = ResponseStore(10_000), NOTHING_SAID.then(["x" * 3000])
     for name in ("a", "b"):

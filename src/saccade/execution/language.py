@@ -95,7 +95,9 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         state.forget_scores(values)
 
     def volatile(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {**runs(trunk_TD, np.unique(values["rows"]), "trunk"), **state.reads_newest(values)}
+        """Padding reads row 0, which decides what experts compute beside the others."""
+        read = np.unique(np.append(values["rows"], 0))
+        return {**runs(trunk_TD, read, "trunk"), **state.reads_newest(values)}
 
     return Phase(
         name="head",

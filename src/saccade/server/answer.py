@@ -127,7 +127,8 @@ class Answer:
                 self._service.recent_load.note_first(self._first_s)
             self._last[choice] = now
             self._outputs[choice] = delta.num_output_tokens
-        self._cached[choice // self._n] = delta.num_cached_tokens
+        if choice % self._n == 0:  # other outputs of a prompt find it where the first one computed it
+            self._cached[choice // self._n] = delta.num_cached_tokens
         if delta.finish_reason is not None:
             self._reasons[choice] = delta.finish_reason
             for name, seconds in (delta.timings or {}).items():

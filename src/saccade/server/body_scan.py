@@ -133,6 +133,8 @@ def is_plain_value(body: Body, begin: int, end: int) -> bool:
 
 def _has_few_slash_escapes(content: Bytes) -> bool:
     """Whether all escapes are those of slashes, which some clients write in base64 data."""
+    if content[-1] == ord("\\"):  # of the quote behind it, which ends nothing
+        return False
     num = 0
     for start in range(0, len(content), CHUNK):
         part = content[start : start + CHUNK + 1]

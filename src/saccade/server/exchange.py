@@ -34,7 +34,8 @@ class HttpExchange:
         self.arrival = monotonic()
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(ID_HEADER, b"")
-        self.id = given.decode() if _SANE_ID.fullmatch(given) else _new_id()
+        self.unique_id = _new_id()
+        self.id = given.decode() if _SANE_ID.fullmatch(given) else self.unique_id  # clients may reuse theirs
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
         self.caller: Caller | None = None  # known once its key was checked

@@ -28,7 +28,7 @@ class ResponsesReply(Reply):
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> None:
         super().__init__(service, exchange, job)
         self._choice = new_chat_choice(service, job)
-        self._items = ItemWriter(job.public_id)
+        self._items = ItemWriter(exchange.unique_id)
         self._head = self._echo()
         self._status = "in_progress"
         self._details: Fields | None = None
@@ -137,7 +137,7 @@ class ResponsesReply(Reply):
 def response_key(exchange: HttpExchange) -> tuple[str, str]:
     """Who asked, and the id of the response."""
     assert exchange.caller is not None, "its key was checked"
-    return exchange.caller.name, f"resp_{exchange.id}"
+    return exchange.caller.name, f"resp_{exchange.unique_id}"
 
 
 @dataclass(slots=True)
@@ -153,13 +153,13 @@ class _OpenItem:
 class ItemWriter:
     """Items in the order in which they come, and the events that tell of them. One is open at a time."""
 
-    def __init__(self, public_id: str) -> None:
+    def __init__(self, unique_id: str) -> None:
         self.done: list[Fields] = []
         self.has_reasoning = self.has_answer = False
         self._open: _OpenItem | None = None
         self._call: Fields | None = None  # being written
         self._arguments: list[str] = []
-        self._public_id = public_id
+        self._unique_id = unique_id
 
     def add(self, event: Event) -> list[Fields]:
         match event:
@@ -243,7 +243,7 @@ class ItemWriter:
         return {"item_id": item["id"], "output_index": len(self.done)}
 
     def _new_id(self, prefix: str) -> str:
-        return f"{prefix}_{self._public_id}_{len(self.done)}"
+        return f"{prefix}_{self._unique_id}_{len(self.done)}"
 
 
 def _is_json(text: str) -> bool:
