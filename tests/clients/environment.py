@@ -1,6 +1,6 @@
 """Environments of their own for clients: made once from a file of pinned packages, and kept in the user's cache.
 
-`make clients` makes them before they are needed.
+`make clients` makes them before they are needed, also while the packages of the tests are still being installed.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from tests.packages import CACHE, make_once
+from tests.kept_files import CACHE, make_once
 
 INSTALL_TIMEOUT_S = 900
 # Clients that import torch: beside a few packages of their own they have those that the tests run with.

@@ -1,5 +1,7 @@
 """Questions about pictures that the bundled model answers right, as many different pictures as a test wants."""
 
+import asyncio
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,8 +19,9 @@ QUESTIONS = (
     ("heart.png", "What color is the heart?", "purple"),
     ("shapes.png", "How many circles are there?", "2"),
 )
+BLOCK = 16  # tokens; a prompt's last ones may not fill one
 BUNDLED: dict[str, dict[str, Any]] = {
-    "engine": {"device": "cpu", "block_size": 16, "kv_cache_tokens": 8192, "encoder_cache_tokens": 2048},
+    "engine": {"device": "cpu", "block_size": BLOCK, "kv_cache_tokens": 8192, "encoder_cache_tokens": 2048},
     "limits": {"max_num_seqs": 4, "max_model_len": 1024, "max_num_batched_tokens": 256},
 }
 
@@ -57,3 +60,26 @@ def cache_hits(text: str) -> dict[str, float]:
     found = gauges(text)
     names = ("mm_cache_queries", "mm_cache_hits", "prefix_cache_queries", "prefix_cache_hits")
     return {name: found[f"vllm:{name}_total"] for name in names}
+
+
+def check_that_repeated_images_are_found(client: httpx2.Client, asking: httpx2.AsyncClient) -> None:
+    """Several engines with blocks of BLOCK encode six pictures about as often as one would, however often each is asked
+    about: once."""
+    seed, at_a_time = int(time.time()), asyncio.Semaphore(4)
+    rounds = repeated(6, 1, seed), repeated(6, 4, seed)  # what is asked again was computed before, not meanwhile
+
+    async def ask(question: Question) -> bool:
+        async with at_a_time:
+            return await question.ask(asking)
+
+    async def ask_all() -> list[bool]:
+        async with asking:
+            return [is_right for each in rounds for is_right in await asyncio.gather(*map(ask, each))]
+
+    before = cache_hits(client.get("/metrics").text)
+    assert all(asyncio.run(ask_all()))
+    after = cache_hits(client.get("/metrics").text)
+    found = {name: after[name] - before[name] for name in after}
+    num_encoded = found["mm_cache_queries"] - found["mm_cache_hits"]
+    assert 30 - num_encoded >= 0.9 * (30 - 6), found
+    assert found["prefix_cache_hits"] >= 0.9 * 24 / 30 * (found["prefix_cache_queries"] - 30 * BLOCK), found

@@ -30,7 +30,6 @@ class Stub(ThreadingHTTPServer):
         self.error = ""  # in the stream
         self.is_cut = False  # the stream ends too early
         self.pause_s = 0.0
-        self.num_started = 0
         self.is_abandoned = threading.Event()
 
     @property

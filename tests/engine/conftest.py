@@ -1,35 +1,16 @@
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from saccade.models.vlm import Model
-from saccade.models.weights import load_model
 from tests.engine.rig import image_settings
 from tests.inputs.folders import CORPUS
 from tests.models import tiny
+from tests.models.conftest import Loaded as Loaded
+from tests.models.conftest import loaded as loaded
 
-Loaded = tuple[tiny.Tiny, Model]
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }} {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
 {% if part.type == "text" %}{{ part.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}
 {%- endfor %}{% endif %} {% endfor %}{% if add_generation_prompt %}assistant {% endif %}"""
-
-
-@pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
-    """A tiny checkpoint of a family, written by transformers, and the same loaded by us; each made once."""
-
-    @cache
-    def load(name: str) -> Loaded:
-        folder: Path = tmp_path_factory.mktemp(name)
-        made = tiny.make(name, folder)
-        return made, load_model(folder, dtype=torch.float32)
-
-    return load
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from saccade.errors import RequestError
 from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
-from tests.inputs.web import LIMIT_S, PUBLIC, answer, live, serve
+from tests.inputs.web import LIMIT_S, PUBLIC, answer, drip, live, serve
 
 BODY = b"picture" * 100
 
@@ -293,16 +293,9 @@ class TestBodies:
         live(test())
 
     def test_a_body_that_drips_is_given_up_at_the_deadline(self) -> None:
-        async def reply(path: str, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            while not writer.is_closing():
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-
         async def test() -> None:
-            async with serve(reply) as web:
-                error = await refusal(web.fetcher(), "http://media.test/", timeout_s=0.3)
+            async with serve(drip) as web:
+                error = await refusal(web.fetcher(), "http://media.test/", max_bytes=100_000, timeout_s=0.3)
                 assert error.status == 504 and error.code == "media_fetch_timeout"
                 await asyncio.wait_for(web.closed.wait(), LIMIT_S)
 
@@ -356,12 +349,8 @@ def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
     started = asyncio.Event()
 
     async def reply(path: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nx")
         started.set()
-        while not writer.is_closing():
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.01)
+        await drip(path, writer)
 
     async def test() -> None:
         async with serve(reply) as web:

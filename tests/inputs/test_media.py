@@ -16,7 +16,7 @@ from saccade.inputs.chat_messages import find_media, read_messages
 from saccade.inputs.images import ImageLimits
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.videos import load_video
-from tests.inputs.web import answer, live, serve
+from tests.inputs.web import answer, drip, live, serve
 
 
 def picture(size: tuple[int, int] = (12, 8), format_: str = "PNG", seed: int = 0) -> bytes:
@@ -255,11 +255,7 @@ class TestRemote:
             if path == "/bad":
                 await answer(b"", "404 Not Found")(path, writer)
                 return
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-            while not writer.is_closing():
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.01)
+            await drip(path, writer)
 
         async def test() -> None:
             async with serve(reply) as web:
@@ -272,15 +268,8 @@ class TestRemote:
         live(test())
 
     def test_a_request_that_is_cancelled_leaves_nothing_behind(self) -> None:
-        async def reply(path: str, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-            while not writer.is_closing():
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.01)
-
         async def test() -> None:
-            async with serve(reply) as web:
+            async with serve(drip) as web:
                 loader = MediaLoader(MediaSettings(allow_remote_media=True), fetcher=web.fetcher())
                 parts = [image_part(f"http://media.test/{i}") for i in range(8)]
                 task = asyncio.create_task(loader.resolve(message(*parts)))

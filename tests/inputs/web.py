@@ -95,6 +95,15 @@ async def serve(reply: Reply, context: ssl.SSLContext | None = None) -> AsyncIte
         await asyncio.sleep(0.02)
 
 
+async def drip(path: str, writer: asyncio.StreamWriter) -> None:
+    """A reply that does not come to its end before the client leaves."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
 def answer(body: bytes, status: str = "200 OK", **headers: str) -> Reply:
     async def reply(path: str, writer: asyncio.StreamWriter) -> None:
         lines = {"Content-Length": str(len(body))} | {name.replace("_", "-"): value for name, value in headers.items()}

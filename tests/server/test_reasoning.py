@@ -23,21 +23,7 @@ from tests.server.fake import Caller, FakeEngine, Script, service_for
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-OPENING = """
-{%- if add_generation_prompt %}
-    {{- '<think>\\n' }}
-    {%- if enable_thinking is defined and not enable_thinking %}{{- '\\n</think>\\n\\n' }}{% endif %}
-{%- endif %}"""
 Serve = Callable[..., tuple[Caller, FakeEngine]]
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Processor:
-    """A checkpoint whose template opens the block."""
-    folder = write_qwen(tmp_path_factory.mktemp("thinker"))
-    template = folder / "chat_template.jinja"
-    template.write_text(template.read_text().rstrip("\n") + OPENING)
-    return Processor.from_folder(folder)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Images and videos of a soak: good ones of many sizes, and files that are broken or dear to decode."""
+"""Images and videos of a soak: good ones of many sizes, and files that are broken or costly to decode."""
 
 import base64
 import io

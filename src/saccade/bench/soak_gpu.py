@@ -1,4 +1,4 @@
-"""GPU memory of single processes, as NVIDIA's driver tells. Without a driver there are none."""
+"""GPU memory of single processes, as NVIDIA's driver reports it. Without a driver there are no figures."""
 
 import ctypes
 from collections.abc import Collection, Iterator

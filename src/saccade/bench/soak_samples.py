@@ -1,4 +1,4 @@
-"""What a server holds: memory, files and sockets of its processes as Linux tells, and figures of its /metrics."""
+"""What a server holds: memory, files and sockets of its processes as Linux reports them, and its /metrics."""
 
 import os
 import socket

@@ -91,14 +91,15 @@ class _Operation:
 class RecordedPiece:
     def __init__(self, operations: tuple[_Operation, ...]) -> None:
         self.operations = operations
+        self._calls = [(one.function._op, one.args, one.kwargs, one.results) for one in operations]
 
     def __call__(self) -> None:
         with torch.no_grad():
-            for operation in self.operations:
-                results = leaves_of(operation.function(*operation.args, **operation.kwargs))
-                for home, result in zip(operation.results, results, strict=True):
+            for call, args, kwargs, homes in self._calls:
+                result = call(*args, **kwargs)
+                for home, found in zip(homes, (result,) if len(homes) == 1 else leaves_of(result), strict=True):
                     if home is not None:
-                        home.copy_(result)
+                        home.copy_(found)
 
     def nodes(self) -> list[Node]:
         return [operation.node() for operation in self.operations]
@@ -160,15 +161,11 @@ class _Recorder(OperationMode):
         nbytes = source.nbytes()
         if nbytes == 0:
             return tensor
-        if source.data_ptr() not in moved:
-            moved[source.data_ptr()] = target = self._pool.take(nbytes)
-            _as_bytes(target, nbytes).copy_(_as_bytes(source, nbytes))
-        home = torch.empty(0, dtype=tensor.dtype)
-        return home.set_(moved[source.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+        target = moved.get(source.data_ptr())
+        if target is None:
+            target = moved[source.data_ptr()] = self._pool.take(nbytes)
+        home = torch.empty(0, dtype=tensor.dtype).set_(target, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return home.copy_(tensor)
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -6,7 +6,10 @@ starts, and the clock follows the request that began last.
 
 So a tenant's requests come in the order of their arrival, and while two tenants wait, what was begun for each differs,
 per weight, by at most one request of each. A tenant that had nothing waiting is behind at most one request of every
-other, however many those sent before."""
+other, however many those sent before.
+
+`jobs/fair_line.py` has the same aim, but decides only when something begins. Here the start is a part of a request's
+fixed order, between its priority and its arrival."""
 
 from collections import Counter
 

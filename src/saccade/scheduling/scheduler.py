@@ -25,7 +25,7 @@ from math import inf
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
-from saccade.cache.prefix import PrefixCache, Span, overlapping
+from saccade.cache.prefix import PrefixCache
 from saccade.errors import RequestError
 from saccade.scheduling.backlog import backlog_of, most_rows_beside
 from saccade.scheduling.fair_clock import FairClock
@@ -33,7 +33,7 @@ from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, RequestQueue, Status
 from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
-from saccade.scheduling.step_plan import Chunk, Draft, EncodeItem, Results, RowError, StepPlan
+from saccade.scheduling.step_plan import Chunk, Draft, Results, RowError, StepPlan
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.update import Finish, FinishReason, Update
@@ -110,7 +110,13 @@ class Scheduler:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
         settings = self.settings
-        draft = Draft(next(self._steps), settings.max_num_batched_tokens, settings.encoder_budget_tokens)
+        draft = Draft(
+            next(self._steps),
+            self.resources.encoder,
+            tokens_left=settings.max_num_batched_tokens,
+            encoder_left=settings.encoder_budget_tokens,
+            max_chunk_rows=settings.prefill_chunk_tokens,
+        )
         self._expire(now, draft)
         decoding, prefilling = [], []
         for request in self._running:
@@ -199,7 +205,7 @@ class Scheduler:
         if prefilling and prefilling[0].num_left > draft.prompt_rows_left:
             long, *others = prefilling
             most = most_rows_beside(long, others, self._waiting, self._num_startable)
-            num_kept = self._reach(long, long.num_planned, draft, share=0.5) - long.num_planned if most else 0
+            num_kept = draft.reach(long, long.num_planned, share=0.5) - long.num_planned if most else 0
         if not num_kept:
             self._plan_in_order(prefilling, draft)
             return
@@ -207,11 +213,11 @@ class Scheduler:
         short = [other for other in others if other.num_left <= most and other.priority == long.priority]
         self._plan_in_order(short, draft, last_priority=long.priority)
         draft.keep(-num_kept)
-        self._plan_rows(long, self._reach(long, long.num_planned, draft), draft)
+        self._plan_rows(long, draft.reach(long, long.num_planned), draft)
 
     def _plan_in_order(self, prefilling: Sequence[Request], draft: Draft, last_priority: float = inf) -> None:
         for request in prefilling:
-            self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
+            self._plan_rows(request, draft.reach(request, request.num_planned), draft)
         if not draft.is_short:
             self._admit(draft, last_priority)
 
@@ -239,7 +245,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft, last_priority: float) -> None:
         for request in self._waiting:
-            if not (self._num_startable and draft.has_room) or request.priority > last_priority:
+            if not (self._num_startable and draft.prompt_rows_left) or request.priority > last_priority:
                 return
             if self._is_ready(request) and not self._start(request, draft):
                 return
@@ -258,7 +264,7 @@ class Scheduler:
             draft.updates.append(self._end(request, self._no_room(request)))
             return True
         start = len(shared) * self.resources.pool.block_size
-        end = self._reach(request, start, draft)
+        end = draft.reach(request, start)
         if end == start:
             return False
         self._waiting.remove(request)
@@ -268,48 +274,6 @@ class Scheduler:
         request.status = Status.RUNNING
         self.resources.start(request, shared)
         draft.add_rows(request, end)
-        return True
-
-    def _reach(self, request: Request, start: int, draft: Draft, share: float = 1.0) -> int:
-        """Where a chunk from `start` ends: at a limit, which is a share of the rows that are left, or before media rows
-        unavailable in this step."""
-        left = int(share * draft.prompt_rows_left)
-        if not left:
-            return start
-        end = min(start + min(self.settings.prefill_chunk_tokens or left, left), request.num_tokens)
-        for span in overlapping(request.spans, start, end):
-            begin = max(span.offset, start)
-            if begin >= end:
-                break
-            if span.is_whole and span.end > end:
-                if begin > start or span.end - start > draft.tokens_left:
-                    return begin
-                end = span.end  # in one piece, even if longer than a chunk
-            if not self._secure_media(request, span, draft):
-                return begin
-            if not span.is_whole:  # encoding takes time from rows, but for the first that needs it
-                end = max(begin + 1, min(end, start + draft.prompt_rows_left))
-        return end
-
-    def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
-        """Hold media rows that exist or that this plan encodes; the first to encode may exceed the budget."""
-        idx, encoder = span.media_idx, self.resources.encoder
-        if idx in request.entries:
-            return True
-        num_rows = request.media_rows[idx]
-        key = (request.cache_salt, span.digest, num_rows)
-        entry = encoder.hold(key)
-        if entry is None:
-            if not draft.can_encode(num_rows):
-                return False
-            entry = encoder.reserve(key, num_rows)
-            if entry is None:
-                return False
-            draft.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
-            draft.encoder_left -= num_rows
-            if draft.paced is not None:
-                draft.paced.add_image(num_rows)
-        request.entries[idx] = entry
         return True
 
     def _expire(self, now: float, draft: Draft) -> None:
@@ -364,14 +328,8 @@ class Scheduler:
 
     def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
         """Holders of an entry, and requests whose chunks in flight read it: once preempted they do not hold it."""
-        found = [request for request in self._running if entry in request.entries.values()]
-        for flight in flights:
-            found += [
-                request
-                for request, chunk in flight.chunks.items()
-                if any(rows.pages == entry.pages for rows in chunk.media)
-            ]
-        return list(dict.fromkeys(found))
+        holders = [request for request in self._running if entry in request.entries.values()]
+        return list(dict.fromkeys(sum((flight.readers(entry) for flight in flights), start=holders)))
 
     def _end(self, request: Request, finish: Finish) -> Update:
         if request.status is Status.RUNNING:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saccade.cache.encoder import Entry
-from saccade.cache.prefix import overlapping
+from saccade.cache.encoder import EncoderIndex, Entry
+from saccade.cache.prefix import Span, overlapping
 from saccade.scheduling.pace import PacedStep
 from saccade.scheduling.request import Request
 from saccade.scheduling.resources import DetachedResources
@@ -84,8 +84,10 @@ class Draft:
     """A plan in the making, and until commit the requests it refers to: an id may have a new owner by then."""
 
     step: int
+    encoder: EncoderIndex
     tokens_left: int
     encoder_left: int
+    max_chunk_rows: int  # 0 sets no limit
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     encode: dict[Entry, EncodeItem] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
@@ -96,17 +98,29 @@ class Draft:
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
 
     @property
-    def has_room(self) -> bool:
-        return self.prompt_rows_left > 0
-
-    @property
     def prompt_rows_left(self) -> int:
         return self.tokens_left if self.paced is None else min(self.tokens_left, self.paced.prompt_rows_left)
 
-    def can_encode(self, num_rows: int) -> bool:
-        """The first image may exceed the budget."""
-        has_room = not self.encode or num_rows <= self.encoder_left
-        return has_room and (self.paced is None or self.paced.can_encode(num_rows))
+    def reach(self, request: Request, start: int, share: float = 1.0) -> int:
+        """Where a chunk from `start` ends: at a limit, which is a share of the rows that are left, or before media rows
+        unavailable in this step."""
+        left = int(share * self.prompt_rows_left)
+        if not left:
+            return start
+        end = min(start + min(self.max_chunk_rows or left, left), request.num_tokens)
+        for span in overlapping(request.spans, start, end):
+            begin = max(span.offset, start)
+            if begin >= end:
+                break
+            if span.is_whole and span.end > end:
+                if begin > start or span.end - start > self.tokens_left:
+                    return begin
+                end = span.end  # in one piece, even if longer than a chunk
+            if not self._secure_media(request, span):
+                return begin
+            if not span.is_whole:  # encoding takes time from rows, but for the first that needs it
+                end = max(begin + 1, min(end, start + self.prompt_rows_left))
+        return end
 
     def keep(self, num_rows: int) -> None:
         """Set rows aside for a request that is planned last, or give them back (below 0)."""
@@ -148,3 +162,35 @@ class Draft:
             preempted=tuple(self.preempted),
             updates=tuple(self.updates),
         )
+
+    def readers(self, entry: Entry) -> list[Request]:
+        """Requests whose chunks read an entry's rows."""
+        return [
+            request for request, chunk in self.chunks.items() if any(rows.pages == entry.pages for rows in chunk.media)
+        ]
+
+    def _secure_media(self, request: Request, span: Span) -> bool:
+        """Hold media rows that exist or that this plan encodes."""
+        idx = span.media_idx
+        if idx in request.entries:
+            return True
+        num_rows = request.media_rows[idx]
+        key = (request.cache_salt, span.digest, num_rows)
+        entry = self.encoder.hold(key)
+        if entry is None:
+            if not self._can_encode(num_rows):
+                return False
+            entry = self.encoder.reserve(key, num_rows)
+            if entry is None:
+                return False
+            self.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
+            self.encoder_left -= num_rows
+            if self.paced is not None:
+                self.paced.add_image(num_rows)
+        request.entries[idx] = entry
+        return True
+
+    def _can_encode(self, num_rows: int) -> bool:
+        """The first image may exceed the budget."""
+        has_room = not self.encode or num_rows <= self.encoder_left
+        return has_room and (self.paced is None or self.paced.can_encode(num_rows))

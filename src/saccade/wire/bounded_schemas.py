@@ -1,4 +1,4 @@
-"""JSON schemas that a model comes to the end of: objects have no properties but the named ones, and integers without a
+"""JSON schemas that a model can finish: objects have no properties but the named ones, and integers without a
 bound fit into 64 bits. A schema that does not mention other properties allows them, and a model that may always add one
 more property, or one more digit, may never end. OpenAI's strict mode and vLLM close objects, too.
 
