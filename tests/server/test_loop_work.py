@@ -75,17 +75,34 @@ def test_nobody_works_for_a_call_that_was_cancelled() -> None:
     assert asyncio.run(run()) == [0, 2, 3]
 
 
-@pytest.mark.parametrize("error", [ValueError("a"), PanicException("b")])
+@pytest.mark.parametrize("error", [ValueError("a"), PanicException("b"), StopIteration("c")])
 def test_what_fails_harms_nobody_else(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     async def run() -> list[Any]:
         work = LoopWork()
-        return [*await asyncio.gather(work.run(fail), work.run(lambda: 5), return_exceptions=True)]
+        calls = asyncio.gather(work.run(fail), work.run(lambda: 5), return_exceptions=True)
+        return [*await asyncio.wait_for(calls, HANG_S)]
 
     failed, fine = asyncio.run(run())
     assert isinstance(failed, Exception) and fine == 5
+
+
+def test_the_line_goes_on_behind_what_is_no_exception() -> None:
+    """As a signal's handler raises it while a piece is done."""
+
+    def leave() -> None:
+        raise asyncio.CancelledError
+
+    async def run() -> list[Any]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        work = LoopWork()
+        calls = asyncio.gather(work.run(leave), work.run(lambda: 5), return_exceptions=True)
+        return [*await asyncio.wait_for(calls, HANG_S), await asyncio.wait_for(work.run(lambda: 6), HANG_S)]
+
+    left, *fine = asyncio.run(run())
+    assert isinstance(left, asyncio.CancelledError) and fine == [5, 6]
 
 
 @pytest.fixture
