@@ -16,6 +16,7 @@ from saccade.server.completions import CompletionRoute
 from saccade.server.generate import GenerateRoute
 from saccade.server.intake import SHORT_BYTES
 from saccade.server.loop_work import LoopWork
+from saccade.server.responses_api import ResponsesRoute
 from tests.server.fake import HANG_S
 from tests.server.test_limits import Scripted, talk
 
@@ -173,19 +174,31 @@ def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> 
     assert threads == [False]
 
 
-def test_a_stored_conversation_counts(scripted: Scripted, threads: list[bool]) -> None:
-    """A short body may continue a conversation with images."""
+@pytest.fixture
+def reading_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each request of /v1/responses that is made into a chat, whether the event loop's thread does it."""
+    found: list[bool] = []
+    monkeypatch.setattr(ResponsesRoute, "read", _noting(ResponsesRoute.read, found))
+    return found
+
+
+def test_stored_conversations_are_left_to_threads(
+    scripted: Scripted, threads: list[bool], reading_threads: list[bool]
+) -> None:
+    """A short body may continue a conversation that is long, or has images."""
     caller, _, _ = scripted(response_store_bytes=10**6)
     image = talk((40, 40))[0]["content"][0]["image_url"]["url"]
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]
+    asked = {"role": "user", "content": [{"type": "input_image", "image_url": image}]}
+    long = {"role": "user", "content": "word " * 40}
 
     async def run() -> None:
-        first = await caller.post("/v1/responses", {"input": asked, "store": True})
-        again = {"input": "And now?", "previous_response_id": first.json["id"]}
-        assert (await caller.post("/v1/responses", again)).status == 200
+        for first in (asked, long):
+            begun = await caller.post("/v1/responses", {"input": [first], "store": True})
+            again = {"input": "And now?", "previous_response_id": begun.json["id"]}
+            assert (await caller.post("/v1/responses", again)).status == 200
 
     asyncio.run(run())
-    assert threads == [False, False]
+    assert threads == [False] * 4 == reading_threads
 
 
 def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,11 @@ class PromptRoute(ABC, Generic[R]):
     def __init__(self, service: Service) -> None:
         self.service = service
 
+    @property
+    def may_continue(self) -> bool:
+        """Whether a request may go on with an earlier one, so that a short body may mean a long text."""
+        return False
+
     @abstractmethod
     async def reply(self, exchange: HttpExchange, job: RequestJob[R]) -> Response: ...
 
@@ -147,7 +152,7 @@ class PromptRoute(ABC, Generic[R]):
     async def _make_job(self, exchange: HttpExchange, parts: list[bytes], place: Place) -> RequestJob[R]:
         """Takes the parts of the body out of their list."""
         service, caller = self.service, place.caller
-        if place.num_bytes > SHORT_BYTES:
+        if place.num_bytes > SHORT_BYTES or self.may_continue:
             job, messages = await service.in_parser(caller, self._read, exchange, parts, place)
         else:
             taken = await service.in_loop(caller, self._take_short, exchange, parts, place)
