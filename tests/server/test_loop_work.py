@@ -206,3 +206,22 @@ def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypa
     monkeypatch.setattr(intake, "monotonic", lambda: time.monotonic() + 3600)
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "timeout": 60}))
     assert found.status == 408 and found.json["error"]["code"] == "deadline_exceeded" and not engine.seen
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"user": "x" * SHORT_BYTES}], ids=["brief", "short", "long"])
+def test_parsing_counts_from_the_first_byte(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A clock on which only reading takes time."""
+    caller, _, service = scripted()
+    now, read, noted = [0.0], ChatRoute.read, dict[str, float]()
+
+    def slow(*args: Any) -> Any:
+        now[0] += 5.0
+        return read(*args)
+
+    monkeypatch.setattr(intake, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ChatRoute, "read", slow)
+    monkeypatch.setattr(service.metrics, "note_stage", noted.__setitem__)
+    assert asyncio.run(caller.post(CHAT, {"messages": HELLO, **more})).status == 200
+    assert noted["parse"] == 5.0

@@ -167,30 +167,29 @@ class PromptRoute(ABC, Generic[R]):
         begun = monotonic()
         with place.working():
             request, ignored = self.read(exchange, joined(parts))
-        read_s = monotonic() - begun
-        job, messages = self._begin(exchange, request, ignored, place)
-        job.seconds["parse"] += read_s
-        return job, messages
+        return self._begin(exchange, request, ignored, monotonic() - begun, place)
 
     def _begin(
-        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], place: Place
+        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], read_s: float, place: Place
     ) -> tuple[RequestJob[R], list[Any] | None]:
         """The job, and the messages whose media must be fetched."""
         begun = monotonic()
         with place.working(), self._naming(request):
             job = self._new_job(exchange, request, ignored)
             messages = self.messages(request)
-        job.seconds["parse"] = monotonic() - begun
+        job.seconds["parse"] = read_s + monotonic() - begun
         return job, messages
 
     def _take_short(
         self, exchange: HttpExchange, parts: list[bytes], place: Place
-    ) -> RequestJob[R] | tuple[R, tuple[str, ...]]:
-        """The whole job if it is brief; if not, what was read."""
+    ) -> RequestJob[R] | tuple[R, tuple[str, ...], float]:
+        """The whole job if it is brief; if not, what was read, and in how many seconds."""
+        begun = monotonic()
         request, ignored = self.read(exchange, joined(parts))
+        read_s = monotonic() - begun
         if not self.is_brief(request):
-            return request, ignored
-        job, _ = self._begin(exchange, request, ignored, place)
+            return request, ignored, read_s
+        job, _ = self._begin(exchange, request, ignored, read_s, place)
         if job.deadline is not None and monotonic() > job.deadline:
             raise too_late()
         with self._naming(request):
