@@ -205,6 +205,23 @@ def test_the_mark_is_never_in_the_text() -> None:
         template.render([{"role": "user", "content": NONCHARACTERS[:-3]}])
 
 
+class _Searched(str):
+    num_searches = 0
+
+    def __contains__(self, part: object) -> bool:
+        self.num_searches += 1
+        return isinstance(part, str) and super().__contains__(part)
+
+
+@pytest.mark.parametrize("text", ["eot_id|> and no token but half of one: <|reserved_special_token_7", "<|", "a" * 99])
+def test_all_tokens_are_searched_once_for_a_string(text: str) -> None:
+    """Models have hundreds of them, and the event loop does this for up to thousands of strings of a request."""
+    guarded = GuardedTokens([f"<|reserved_special_token_{i}|>" for i in range(250)])
+    joined = guarded.joined = _Searched(guarded.joined)
+    SpecialTokenGuard(guarded, "\ufdd0\ufdd1\ufdd2").protect(text)
+    assert joined.num_searches == 1
+
+
 def test_deep_data_is_refused() -> None:
     value: Any = "x"
     for _ in range(100):

@@ -16,6 +16,7 @@ from saccade.server.completions import CompletionRoute
 from saccade.server.generate import GenerateRoute
 from saccade.server.intake import SHORT_BYTES
 from saccade.server.loop_work import LoopWork
+from saccade.server.responses_api import ResponsesRoute
 from tests.server.fake import HANG_S
 from tests.server.test_limits import Scripted, talk
 
@@ -75,17 +76,34 @@ def test_nobody_works_for_a_call_that_was_cancelled() -> None:
     assert asyncio.run(run()) == [0, 2, 3]
 
 
-@pytest.mark.parametrize("error", [ValueError("a"), PanicException("b")])
+@pytest.mark.parametrize("error", [ValueError("a"), PanicException("b"), StopIteration("c")])
 def test_what_fails_harms_nobody_else(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     async def run() -> list[Any]:
         work = LoopWork()
-        return [*await asyncio.gather(work.run(fail), work.run(lambda: 5), return_exceptions=True)]
+        calls = asyncio.gather(work.run(fail), work.run(lambda: 5), return_exceptions=True)
+        return [*await asyncio.wait_for(calls, HANG_S)]
 
     failed, fine = asyncio.run(run())
     assert isinstance(failed, Exception) and fine == 5
+
+
+def test_the_line_goes_on_behind_what_is_no_exception() -> None:
+    """As a signal's handler raises it while a piece is done."""
+
+    def leave() -> None:
+        raise asyncio.CancelledError
+
+    async def run() -> list[Any]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        work = LoopWork()
+        calls = asyncio.gather(work.run(leave), work.run(lambda: 5), return_exceptions=True)
+        return [*await asyncio.wait_for(calls, HANG_S), await asyncio.wait_for(work.run(lambda: 6), HANG_S)]
+
+    left, *fine = asyncio.run(run())
+    assert isinstance(left, asyncio.CancelledError) and fine == [5, 6]
 
 
 @pytest.fixture
@@ -156,19 +174,31 @@ def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> 
     assert threads == [False]
 
 
-def test_a_stored_conversation_counts(scripted: Scripted, threads: list[bool]) -> None:
-    """A short body may continue a conversation with images."""
+@pytest.fixture
+def reading_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each request of /v1/responses that is made into a chat, whether the event loop's thread does it."""
+    found: list[bool] = []
+    monkeypatch.setattr(ResponsesRoute, "read", _noting(ResponsesRoute.read, found))
+    return found
+
+
+def test_stored_conversations_are_left_to_threads(
+    scripted: Scripted, threads: list[bool], reading_threads: list[bool]
+) -> None:
+    """A short body may continue a conversation that is long, or has images."""
     caller, _, _ = scripted(response_store_bytes=10**6)
     image = talk((40, 40))[0]["content"][0]["image_url"]["url"]
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]
+    asked = {"role": "user", "content": [{"type": "input_image", "image_url": image}]}
+    long = {"role": "user", "content": "word " * 40}
 
     async def run() -> None:
-        first = await caller.post("/v1/responses", {"input": asked, "store": True})
-        again = {"input": "And now?", "previous_response_id": first.json["id"]}
-        assert (await caller.post("/v1/responses", again)).status == 200
+        for first in (asked, long):
+            begun = await caller.post("/v1/responses", {"input": [first], "store": True})
+            again = {"input": "And now?", "previous_response_id": begun.json["id"]}
+            assert (await caller.post("/v1/responses", again)).status == 200
 
     asyncio.run(run())
-    assert threads == [False, False]
+    assert threads == [False] * 4 == reading_threads
 
 
 def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +206,22 @@ def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypa
     monkeypatch.setattr(intake, "monotonic", lambda: time.monotonic() + 3600)
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "timeout": 60}))
     assert found.status == 408 and found.json["error"]["code"] == "deadline_exceeded" and not engine.seen
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"user": "x" * SHORT_BYTES}], ids=["brief", "short", "long"])
+def test_parsing_counts_from_the_first_byte(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A clock on which only reading takes time."""
+    caller, _, service = scripted()
+    now, read, noted = [0.0], ChatRoute.read, dict[str, float]()
+
+    def slow(*args: Any) -> Any:
+        now[0] += 5.0
+        return read(*args)
+
+    monkeypatch.setattr(intake, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ChatRoute, "read", slow)
+    monkeypatch.setattr(service.metrics, "note_stage", noted.__setitem__)
+    assert asyncio.run(caller.post(CHAT, {"messages": HELLO, **more})).status == 200
+    assert noted["parse"] == 5.0

@@ -54,7 +54,10 @@ class GuardedTokens:
         self.all_tokens = special_pattern([*special_tokens, *tags])
         self.tags = frozenset(tags)
         self.longest = max(map(len, (*special_tokens, *tags)), default=0)
-        self.joined = "\0" + "\0".join(special_tokens) + "\0"
+        self.joined = "\0".join(special_tokens)
+        # Sets, because models have hundreds of tokens, and a request thousands of strings.
+        self.heads = {token[:size] for token in special_tokens for size in range(1, len(token) + 1)}
+        self.ends = {token[-size:] for token in special_tokens for size in range(1, len(token) + 1)}
         self.tag_heads = {tag[:size] for tag in tags for size in range(1, len(tag))}
         self.tag_ends = {tag[-size:] for tag in tags for size in range(1, len(tag))}
 
@@ -112,8 +115,8 @@ class SpecialTokenGuard:
             return text
         before, _, after = text.partition(core)
         sizes = range(1, min(len(core), self._guarded.longest - 1) + 1)
-        ends_token = core in self._guarded.joined or any(core[:size] + "\0" in self._guarded.joined for size in sizes)
-        begins_token = any("\0" + core[-size:] in self._guarded.joined for size in sizes)
+        ends_token = core in self._guarded.joined or any(core[:size] in self._guarded.ends for size in sizes)
+        begins_token = any(core[-size:] in self._guarded.heads for size in sizes)
         if has_tags:
             ends_token = ends_token or any(core in tag[1:] or core in tag[:-1] for tag in self._guarded.tags)
             ends_token = ends_token or any(core[:size] in self._guarded.tag_ends for size in sizes)

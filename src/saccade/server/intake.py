@@ -70,6 +70,11 @@ class PromptRoute(ABC, Generic[R]):
     def __init__(self, service: Service) -> None:
         self.service = service
 
+    @property
+    def may_continue(self) -> bool:
+        """Whether a request may go on with an earlier one, so that a short body may mean a long text."""
+        return False
+
     @abstractmethod
     async def reply(self, exchange: HttpExchange, job: RequestJob[R]) -> Response: ...
 
@@ -147,7 +152,7 @@ class PromptRoute(ABC, Generic[R]):
     async def _make_job(self, exchange: HttpExchange, parts: list[bytes], place: Place) -> RequestJob[R]:
         """Takes the parts of the body out of their list."""
         service, caller = self.service, place.caller
-        if place.num_bytes > SHORT_BYTES:
+        if place.num_bytes > SHORT_BYTES or self.may_continue:
             job, messages = await service.in_parser(caller, self._read, exchange, parts, place)
         else:
             taken = await service.in_loop(caller, self._take_short, exchange, parts, place)
@@ -162,30 +167,29 @@ class PromptRoute(ABC, Generic[R]):
         begun = monotonic()
         with place.working():
             request, ignored = self.read(exchange, joined(parts))
-        read_s = monotonic() - begun
-        job, messages = self._begin(exchange, request, ignored, place)
-        job.seconds["parse"] += read_s
-        return job, messages
+        return self._begin(exchange, request, ignored, monotonic() - begun, place)
 
     def _begin(
-        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], place: Place
+        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], read_s: float, place: Place
     ) -> tuple[RequestJob[R], list[Any] | None]:
         """The job, and the messages whose media must be fetched."""
         begun = monotonic()
         with place.working(), self._naming(request):
             job = self._new_job(exchange, request, ignored)
             messages = self.messages(request)
-        job.seconds["parse"] = monotonic() - begun
+        job.seconds["parse"] = read_s + monotonic() - begun
         return job, messages
 
     def _take_short(
         self, exchange: HttpExchange, parts: list[bytes], place: Place
-    ) -> RequestJob[R] | tuple[R, tuple[str, ...]]:
-        """The whole job if it is brief; if not, what was read."""
+    ) -> RequestJob[R] | tuple[R, tuple[str, ...], float]:
+        """The whole job if it is brief; if not, what was read, and in how many seconds."""
+        begun = monotonic()
         request, ignored = self.read(exchange, joined(parts))
+        read_s = monotonic() - begun
         if not self.is_brief(request):
-            return request, ignored
-        job, _ = self._begin(exchange, request, ignored, place)
+            return request, ignored, read_s
+        job, _ = self._begin(exchange, request, ignored, read_s, place)
         if job.deadline is not None and monotonic() > job.deadline:
             raise too_late()
         with self._naming(request):

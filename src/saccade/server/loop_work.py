@@ -34,13 +34,15 @@ class LoopWork:
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         end = monotonic() + self._slice_s
-        while self._line:
-            _do(*self._line.take())
-            if monotonic() >= end:
-                break
-        self._is_due = bool(self._line)
-        if self._is_due:
-            loop.call_soon(self._go_on, loop)
+        try:
+            while self._line:
+                _do(*self._line.take())
+                if monotonic() >= end:
+                    break
+        finally:
+            self._is_due = bool(self._line)
+            if self._is_due:
+                loop.call_soon(self._go_on, loop)
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
@@ -49,5 +51,10 @@ def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
     try:
         with contained():
             future.set_result(work())
+    except StopIteration as error:  # which no future takes
+        future.set_exception(RuntimeError(f"the work ended with {error!r}"))
     except Exception as error:
         future.set_exception(error)
+    except BaseException:
+        future.cancel()
+        raise

@@ -21,6 +21,10 @@ NO_STORE = "responses are not kept here; start the server with --response-store-
 class ResponsesRoute(ChatRoute):
     prompt_param = "input"
 
+    @property
+    def may_continue(self) -> bool:
+        return self.service.responses.is_on
+
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
         return await ResponsesReply(self.service, exchange, job).response()
 
