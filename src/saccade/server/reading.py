@@ -1,4 +1,4 @@
-"""Bodies to checked requests. Runs in worker threads: a body may have megabytes."""
+"""Bodies to checked requests. Runs in worker threads if a body is long: it may have megabytes."""
 
 import re
 from collections.abc import Iterator, Mapping
