@@ -254,9 +254,12 @@ def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
     threads = [threading.Thread(target=hold)]
     threads += [threading.Thread(target=ask_as, args=(caller,)) for caller in ["flood"] * 40 + ["other"]]
     try:
-        for idx, thread in enumerate(threads):
+        threads[0].start()
+        while not pool.num_busy:  # until its process has started
+            time.sleep(0.001)
+        for num_others, thread in enumerate(threads[1:]):
             thread.start()
-            while pool.num_busy + pool.num_waiting <= idx:
+            while pool.num_waiting <= num_others:
                 time.sleep(0.001)
         assert pool.num_busy == 1 and pool.num_waiting == 41
     finally:

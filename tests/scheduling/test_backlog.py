@@ -50,10 +50,10 @@ class TestBacklog:
         loop.add(make_request("a", with_images(60, *spans), spans=spans, arrival=1.0))
         loop.step()
         request = loop.requests["a"]
-        assert (request.num_left, request.num_unseen) == (60 - BUDGET, 10)
+        assert (request.num_left, request.num_unencoded_rows) == (60 - BUDGET, 10)
         assert backlog_of([request], RequestQueue(lambda one: one.order), 3, 1.5) == Backlog(60 - BUDGET, 10, 0.5)
         loop.step()
-        assert request.num_unseen == 0, "what is held is not encoded again"
+        assert request.num_unencoded_rows == 0, "what is held is not encoded again"
 
 
 class TestLongPrompts:

@@ -1,5 +1,5 @@
-"""What a pool and its processes say to each other: packets of msgpack over a Unix socket, never pickle. Data lie in
-nameless memory files whose descriptors travel with the job."""
+"""What a pool and its processes say to each other: packets of msgpack over a Unix socket, never pickle. The data
+itself is in anonymous memory files, whose descriptors are sent with the job."""
 
 import os
 from typing import Any, TypeAlias

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from saccade.choice.costs import Curve
 
 FEWEST_ROWS = 64  # of prompts: they must go on, however short steps shall be
-FACTOR = 2.0  # so many times as long as with its outputs alone is a short step: the rest is for prompts
+SHORT_FACTOR = 2.0  # so many times as long as with its outputs alone is a short step: the rest is for prompts
 PATIENCE_S = 0.6  # from the arrival of a prompt to the first tokens of all that wait with it; beyond it,
 LONGEST_S = 0.04  # steps are so long
 FEW_PROMPTS = 8  # of a step: it needs a bucket with room for them
@@ -42,9 +42,9 @@ class Pace:
         return PacedStep(self, self.max_step_s or self.limit_s(num_outputs, backlog), num_outputs)
 
     def limit_s(self, num_outputs: int, backlog: Backlog) -> float:
-        short_s = FACTOR * self.prefill.at(num_outputs)
+        short_s = SHORT_FACTOR * self.prefill.at(num_outputs)
         work_s = self.prefill.at(backlog.num_rows) + self.vision_s(backlog.num_image_rows) if backlog.num_rows else 0.0
-        in_short_steps_s = work_s * FACTOR / (FACTOR - 1)
+        in_short_steps_s = work_s * SHORT_FACTOR / (SHORT_FACTOR - 1)
         return short_s if backlog.waited_s + in_short_steps_s <= PATIENCE_S else max(short_s, LONGEST_S)
 
     def prompt_rows(self, seconds: float, num_outputs: int) -> int:

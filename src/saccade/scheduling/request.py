@@ -111,7 +111,7 @@ class Request:
         return self.num_tokens + self.num_pending - self.num_planned
 
     @property
-    def num_unseen(self) -> int:
+    def num_unencoded_rows(self) -> int:
         """Rows of media that are still to be encoded, or to be found in the cache."""
         return sum(
             rows

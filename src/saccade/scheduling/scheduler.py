@@ -200,19 +200,18 @@ class Scheduler:
                 self._plan_rows(request, request.num_planned + has_slot, draft)
 
     def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
-        """While short prompts wait for a long one, that keeps half of each step, and gets what they leave."""
-        most = num_kept = 0
-        if prefilling and prefilling[0].num_left > draft.prompt_rows_left:
-            long, *others = prefilling
-            most = most_rows_beside(long, others, self._waiting, self._num_startable)
-            num_kept = draft.reach(long, long.num_planned, share=0.5) - long.num_planned if most else 0
+        """In order. But while short prompts wait for a long one, half of the step is kept for that one, and the short
+        ones come first; it also gets what they leave."""
+        most = most_rows_beside(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
+        num_kept = draft.rows_in_half(prefilling[0]) if most else 0
         if not num_kept:
             self._plan_in_order(prefilling, draft)
             return
-        draft.keep(num_kept)
+        long, *others = prefilling
+        draft.take(num_kept)
         short = [other for other in others if other.num_left <= most and other.priority == long.priority]
         self._plan_in_order(short, draft, last_priority=long.priority)
-        draft.keep(-num_kept)
+        draft.take(-num_kept)
         self._plan_rows(long, draft.reach(long, long.num_planned), draft)
 
     def _plan_in_order(self, prefilling: Sequence[Request], draft: Draft, last_priority: float = inf) -> None:

@@ -122,8 +122,12 @@ class Draft:
                 end = max(begin + 1, min(end, start + self.prompt_rows_left))
         return end
 
-    def keep(self, num_rows: int) -> None:
-        """Set rows aside for a request that is planned last, or give them back (below 0)."""
+    def rows_in_half(self, request: Request) -> int:
+        """How many of its rows half of what is left has room for."""
+        return self.reach(request, request.num_planned, share=0.5) - request.num_planned
+
+    def take(self, num_rows: int) -> None:
+        """Takes rows of the step, or gives them back (below 0)."""
         self.tokens_left -= num_rows
         if self.paced is not None:
             self.paced.add_rows(num_rows)
@@ -150,7 +154,7 @@ class Draft:
             num_summed=request.num_summed(start, end),
             picks_logits=request.params.pooling == "logits" and end == len(request.prompt_ids),
         )
-        self.keep(end - start)
+        self.take(end - start)
         request.num_planned = end
         request.num_pending += wants_logits
 

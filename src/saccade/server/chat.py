@@ -55,7 +55,7 @@ class ChatRoute(PromptRoute[ChatRequest]):
     def has_media(self, request: ChatRequest) -> bool:
         return bool(find_sources(request.messages))
 
-    def is_brief(self, request: ChatRequest) -> bool:
+    def is_plain_text(self, request: ChatRequest) -> bool:
         return request.tools is None and structure_param(request) is None and not self.has_media(request)
 
     def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:

@@ -4,12 +4,10 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from hashlib import blake2b
-from itertools import count
-from secrets import token_bytes
 from time import monotonic
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -23,7 +21,6 @@ FREE_BYTES = 64 * 1024  # of a body, which everybody may send at any time
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _KEY = "saccade.exchange"
-_SECRET, _SERIALS = token_bytes(32), count()
 
 
 class HttpExchange:
@@ -34,7 +31,7 @@ class HttpExchange:
         self.arrival = monotonic()
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(ID_HEADER, b"")
-        self.unique_id = _new_id()
+        self.unique_id = uuid4().hex
         self.id = given.decode() if _SANE_ID.fullmatch(given) else self.unique_id  # clients may reuse theirs
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
@@ -135,11 +132,6 @@ class HttpExchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.leave()
-
-
-def _new_id() -> str:
-    """Nobody can guess one from another. Asking the system each time would let other threads run first."""
-    return blake2b(b"%d" % next(_SERIALS), key=_SECRET, digest_size=16).hexdigest()
 
 
 def _check_length(size: int, limit: int) -> None:

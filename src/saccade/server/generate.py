@@ -53,7 +53,7 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
     def has_media(self, request: GenerateRequest) -> bool:
         return bool(request.image_data)
 
-    def is_brief(self, request: GenerateRequest) -> bool:
+    def is_plain_text(self, request: GenerateRequest) -> bool:
         is_free = structure_param(request.sampling_params or GenerateParams()) is None
         return isinstance(request.text, str) and is_free and not request.image_data
 

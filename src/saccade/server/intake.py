@@ -72,7 +72,7 @@ class PromptRoute(ABC, Generic[R]):
 
     @property
     def may_continue(self) -> bool:
-        """Whether a request may go on with an earlier one, so that a short body may mean a long text."""
+        """Whether a request may continue a stored conversation, so that a short body can stand for a long prompt."""
         return False
 
     @abstractmethod
@@ -95,8 +95,8 @@ class PromptRoute(ABC, Generic[R]):
         """Whether prompts have images or videos, fetched or not."""
         return False
 
-    def is_brief(self, request: R) -> bool:
-        """Whether a short body asks for no more than its length suggests: one prompt of text, and no structure."""
+    def is_plain_text(self, request: R) -> bool:
+        """Whether it is one prompt of text and asks for no structure: then a short body is little work."""
         return False
 
     @abstractmethod
@@ -183,11 +183,11 @@ class PromptRoute(ABC, Generic[R]):
     def _take_short(
         self, exchange: HttpExchange, parts: list[bytes], place: Place
     ) -> RequestJob[R] | tuple[R, tuple[str, ...], float]:
-        """The whole job if it is brief; if not, what was read, and in how many seconds."""
+        """The whole job of a plain text; of anything else what was read, and in how many seconds."""
         begun = monotonic()
         request, ignored = self.read(exchange, joined(parts))
         read_s = monotonic() - begun
-        if not self.is_brief(request):
+        if not self.is_plain_text(request):
             return request, ignored, read_s
         job, _ = self._begin(exchange, request, ignored, read_s, place)
         if job.deadline is not None and monotonic() > job.deadline:

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from saccade.client.served import EngineReport
-from saccade.wire.engine_metrics import PREFIX, JobStats, gauge, job_metrics, own_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import PREFIX, JobStats, counter, gauge, job_metrics, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
 from saccade.wire.histogram import Histogram
 from saccade.wire.sampling_params import SamplingParams
@@ -160,8 +160,7 @@ class Metrics:
         yield from self._requests()
         waiting = facts.num_pending
         figures = []
-        text = "tokens of a step: rows of prompts and outputs that it computed"
-        steps = HistogramMetricFamily("iteration_tokens_total", text, labels=_LABELS)
+        steps = []
         info = GaugeMetricFamily("cache_config_info", "the KV cache", labels=["block_size", "num_gpu_blocks", *_LABELS])
         for name, engine in facts.engines.items():
             labels = {**self._labels, "engine": name}
@@ -169,25 +168,32 @@ class Metrics:
             waiting = 0  # those that no engine has yet are counted once
             blocks = engine.ready.kv_cache_tokens // max(engine.ready.block_size, 1)
             info.add_metric([str(engine.ready.block_size), str(blocks), *labels.values()], 1)
-            step_tokens = engine.stats.step_tokens
-            steps.add_metric([*labels.values()], step_tokens.buckets, step_tokens.total)
+            steps.append((tuple(labels.values()), engine.stats.step_tokens))
         if figures:
             yield from _families(figures)
-            yield from (steps, info)
+            text = "tokens of a step: rows of prompts and outputs that it computed"
+            yield from (_histogram_family("iteration_tokens_total", text, _LABELS, steps), info)
 
     def _requests(self) -> Iterator[Metric]:
         labels = tuple(self._labels.values())
         for name, (text, _) in _HISTOGRAMS.items():
             yield _histogram_family(name, text, _LABELS, [(labels, self._histograms[name])])
-        ended = [((*labels, reason), num) for reason, num in self._ended.items()]
-        yield _counter_family("request_success", "requests that ended", (*_LABELS, "finished_reason"), ended)
-        yield _counter_family("prompt_tokens", "prompt tokens", _LABELS, [(labels, self.num_prompt_tokens)])
-        yield _counter_family("generation_tokens", "output tokens", _LABELS, [(labels, self.num_output_tokens)])
+        text = "requests that ended"
+        ended = [
+            counter("request_success", text, num, **self._labels, finished_reason=reason)
+            for reason, num in self._ended.items()
+        ]
+        prompt = counter("prompt_tokens", "prompt tokens", self.num_prompt_tokens, **self._labels)
+        output = counter("generation_tokens", "output tokens", self.num_output_tokens, **self._labels)
+        yield from _families([*ended, prompt, output])
 
     def _own(self, facts: Facts) -> Iterator[Metric]:
         stages = [((stage,), histogram) for stage, histogram in self._stages.items()]
+        replies = self._replies.items()
         families = [
-            _counter_family("http_requests", "replies", ("path", "status"), self._replies.items()),
+            *_families(
+                counter("http_requests", "replies", num, path=path, status=status) for (path, status), num in replies
+            ),
             _histogram_family("image_preprocess_seconds", "preparation of a request", ("stage",), stages),
             *_front_families(facts),
         ]
@@ -197,15 +203,6 @@ class Metrics:
             figures += [replace(one, labels={**one.labels, **labels}) for one in _own_figures(engine)]
         for family in (*families, *_families(figures)):
             yield _renamed(family, PREFIX, family.name)
-
-
-def _counter_family(
-    name: str, text: str, labels: Sequence[str], counts: Iterable[tuple[tuple[str, ...], int]]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in counts:
-        family.add_metric(values, count)
-    return family
 
 
 def _histogram_family(
