@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from saccade import LLM, SamplingParams, __version__
-from saccade.bench.graph_bench import CPU_TOKENS, GPU_TOKENS
+from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -83,7 +83,7 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
 def test_bench_graphs_takes_sizes_that_suit_the_device_and_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("saccade.bench.graph_bench.CPU_TOKENS", (16, 24))
+    monkeypatch.setattr("saccade.bench.passes.graph_bench.CPU_TOKENS", (16, 24))
     assert max(CPU_TOKENS) <= 1024 < max(GPU_TOKENS), "a CPU takes minutes for more"
     assert main(["bench", "graphs", "--device", "cpu", "--layers", "1"]) == 0
     told = capsys.readouterr()

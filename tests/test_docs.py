@@ -24,8 +24,8 @@ from saccade.cli.aliases import (
 from saccade.cli.commands import COMMANDS, find_command, new_parser
 from saccade.errors import ConfigError
 from saccade.models.registry import ARCHITECTURES
-from saccade.server.metrics import Metrics
-from saccade.server.openapi import build_document
+from saccade.server.figures.metrics import Metrics
+from saccade.server.operators.openapi import build_document
 from tests.docs import DOCS, PAGES, ROOT, WRITTEN, blocks, commands, inline_code, names, prose, table
 from tools.site_pages import sample_facts
 

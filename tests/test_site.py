@@ -10,7 +10,7 @@ import pytest
 
 from saccade.cli.aliases import REFUSED
 from saccade.cli.commands import COMMANDS
-from saccade.server.openapi import build_document
+from saccade.server.operators.openapi import build_document
 from tests.docs import ROOT
 
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.serving_against import turn_order
-from saccade.bench.serving_interval import student_factor
+from saccade.bench.serving.serving_against import turn_order
+from saccade.bench.serving.serving_interval import student_factor
 from saccade.terminal import print_table
 
 Figures = dict[str, float]

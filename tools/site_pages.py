@@ -17,8 +17,8 @@ from saccade.cli import main
 from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, INSTEAD, REFUSED, SAME, SWITCHES, TAKEN_SWITCHES, TAKEN_VALUES
 from saccade.cli.aliases import TRANSLATED as WORDS
 from saccade.client.served import EngineReport
-from saccade.server.metrics import Facts, Metrics
-from saccade.server.openapi import build_document
+from saccade.server.figures.metrics import Facts, Metrics
+from saccade.server.operators.openapi import build_document
 from saccade.wire.engine_metrics import JobStats, SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from saccade.bench import allreduce
-from saccade.bench.allreduce import rank_device, run_allreduce_bench
-from saccade.bench.pass_settings import AllReduceBenchSettings
+from saccade.bench.passes import allreduce
+from saccade.bench.passes.allreduce import rank_device, run_allreduce_bench
+from saccade.bench.passes.pass_settings import AllReduceBenchSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.bench.client import Client, arrivals, drive, run
-from saccade.bench.client_connection import ServerAddress
-from saccade.bench.client_reply import Outcome, ReplyReader
-from saccade.bench.serving_settings import LoadSettings, TargetSettings
+from saccade.bench.load.client import Client, arrivals, drive, run
+from saccade.bench.load.client_connection import ServerAddress
+from saccade.bench.load.client_reply import Outcome, ReplyReader
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings
 from saccade.errors import ConfigError
 from tests.bench.scripted import (
     BOUND_S,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from saccade.bench.limits import (
+from saccade.bench.passes.limits import (
     ItemSizes,
     Rates,
     causal_flops,
@@ -20,7 +20,7 @@ from saccade.bench.limits import (
     layer_parameters,
     prefill_limit,
 )
-from saccade.bench.offline_bench import (
+from saccade.bench.passes.offline_bench import (
     NO_GRAPHS,
     WAYS,
     OfflineBench,
@@ -29,9 +29,9 @@ from saccade.bench.offline_bench import (
     decode_values,
     run_offline_bench,
 )
-from saccade.bench.offline_report import print_offline_bench
-from saccade.bench.pass_settings import OfflineBenchSettings
-from saccade.bench.timing import rates_of
+from saccade.bench.passes.offline_report import print_offline_bench
+from saccade.bench.passes.pass_settings import OfflineBenchSettings
+from saccade.bench.passes.timing import rates_of
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError

@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from saccade.bench.serving_command import bench_serve, bench_startup
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    StartupBenchSettings,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.serving.serving_command import bench_serve, bench_startup
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
 from tests.models import tiny
 
 FLAGS = (

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from saccade.bench.client_reply import Outcome
-from saccade.bench.html import page
-from saccade.bench.html_charts import bar, distribution, ticks, timeline
-from saccade.bench.serving import ServingRun, Shown
-from saccade.bench.serving_report import block, clock_table, print_run
-from saccade.bench.serving_results import as_data, compare, comparison_table, load, save
-from saccade.bench.serving_settings import OutputSettings, ServingPlan, TargetSettings
-from saccade.bench.serving_stats import figures_of, stage_figures
-from saccade.bench.startup import TimedStart, print_startup, stages_of, verdict
-from saccade.bench.workload import WorkloadRequest
+from saccade.bench.load.client_reply import Outcome
+from saccade.bench.load.load_settings import TargetSettings
+from saccade.bench.load.workload import WorkloadRequest
+from saccade.bench.serving.html import page
+from saccade.bench.serving.html_charts import bar, distribution, ticks, timeline
+from saccade.bench.serving.serving_report import block, clock_table, print_run
+from saccade.bench.serving.serving_results import as_data, compare, comparison_table, load, save
+from saccade.bench.serving.serving_run import ServingRun, Shown
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan
+from saccade.bench.serving.serving_stats import figures_of, stage_figures
+from saccade.bench.serving.startup import TimedStart, print_startup, stages_of, verdict
 from saccade.errors import ConfigError
 
 EVIL = "<script>alert(1)</script>&\"'"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from saccade.bench.scale import ScaleLine, Simulation, new_policy, run_scale_bench
-from saccade.bench.scale_device import H200_QWEN3_VL_8B, IMAGE_ROWS
-from saccade.bench.scale_replica import replica_limits
-from saccade.bench.scale_settings import SCALE_POLICIES, ScaleSettings
-from saccade.bench.scale_workload import arrivals, image_prompt
+from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B, IMAGE_ROWS
+from saccade.bench.scale.scale_replica import replica_limits
+from saccade.bench.scale.scale_settings import SCALE_POLICIES, ScaleSettings
+from saccade.bench.scale.scale_workload import arrivals, image_prompt
+from saccade.bench.scale.simulation import ScaleLine, Simulation, new_policy, run_scale_bench
 from saccade.cli import main
 from saccade.errors import ConfigError
 from saccade.routing import ConsistentHashing, Policy
@@ -45,7 +45,7 @@ def test_every_request_ends_once_and_replicas_are_left_empty(policy: str) -> Non
 def test_full_queues_refuse_and_every_request_still_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SMALL, requests_per_replica=60, request_rate=1e5, max_num_seqs=2)
     short = replace(replica_limits(settings), max_queued_requests=8)
-    monkeypatch.setattr("saccade.bench.scale.replica_limits", lambda _: short)
+    monkeypatch.setattr("saccade.bench.scale.simulation.replica_limits", lambda _: short)
     simulation = Simulation(settings, 2, "affinity")
     found = simulation.run()
     assert found.refused > 0 and found.finished > 0

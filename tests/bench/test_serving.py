@@ -14,22 +14,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from saccade.bench import startup_server
-from saccade.bench.client_reply import Outcome
-from saccade.bench.serving import ServingRun, Shown, run_serving
-from saccade.bench.serving_command import bench_serve
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
-from saccade.bench.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
-from saccade.bench.serving_target import Reading, graphs_between, metrics_between, parse_metrics
-from saccade.bench.startup_server import LaunchedServer
-from saccade.bench.workload import WorkloadRequest
+from saccade.bench.load import startup_server
+from saccade.bench.load.client_reply import Outcome
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.load.startup_server import LaunchedServer
+from saccade.bench.load.workload import WorkloadRequest
+from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
+from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between, parse_metrics
 from saccade.cli import main
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError

@@ -12,22 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from saccade.bench import serving as serving_module
-from saccade.bench import serving_interval
-from saccade.bench.client import Client, arrivals, drive
-from saccade.bench.serving import Shown
-from saccade.bench.serving_against import Comparison, round_seed, run_against, turn_order
-from saccade.bench.serving_against_report import ratio_table
-from saccade.bench.serving_against_settings import AgainstSettings
-from saccade.bench.serving_command import bench_serve
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
+from saccade.bench.load.client import Client, arrivals, drive
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.serving import serving_interval
+from saccade.bench.serving import serving_run as serving_module
+from saccade.bench.serving.serving_against import Comparison, round_seed, run_against, turn_order
+from saccade.bench.serving.serving_against_report import ratio_table
+from saccade.bench.serving.serving_against_settings import AgainstSettings
+from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_run import Shown
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, as_json, serving

@@ -9,20 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from saccade.bench.client_reply import Outcome
-from saccade.bench.serving import Shown, run_serving
-from saccade.bench.serving_caches import CacheUse, cache_use
-from saccade.bench.serving_command import bench_serve
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
-from saccade.bench.serving_target import Reading
-from saccade.bench.workload import WorkloadPrompt
+from saccade.bench.load.client_reply import Outcome
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.load.workload import WorkloadPrompt
+from saccade.bench.serving.serving_caches import CacheUse, cache_use
+from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_run import Shown, run_serving
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_target import Reading
 from saccade.cli import main
 from tests.bench.scripted import serving
 from tests.bench.scripted_cache import CachingServer

@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from saccade.bench.serving_command import bench_serve
-from saccade.bench.serving_differences import differences, unequal_work
-from saccade.bench.serving_results import as_data, load
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_differences import differences, unequal_work
+from saccade.bench.serving.serving_results import as_data, load
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from tests.bench.scripted import serving
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_report import make_run

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from saccade.bench import serving_interval
-from saccade.bench.client_reply import Outcome
-from saccade.bench.serving_against import statistics
-from saccade.bench.serving_interval import Latencies, Ratio, Round, ratios, student_factor
+from saccade.bench.load.client_reply import Outcome
+from saccade.bench.serving import serving_interval
+from saccade.bench.serving.serving_against import statistics
+from saccade.bench.serving.serving_interval import Latencies, Ratio, Round, ratios, student_factor
 
 NUM_ROUNDS, NUM_REQUESTS = 6, 40
 

@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from saccade.bench.serving_against_settings import AgainstSettings
-from saccade.bench.serving_command import bench_serve
-from saccade.bench.serving_loads_settings import FIVE_SIZES, USUAL_LOADS, LoadsSettings
-from saccade.bench.serving_settings import (
-    LoadSettings,
-    OutputSettings,
-    ServingPlan,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-)
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.serving.serving_against_settings import AgainstSettings
+from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_loads_settings import FIVE_SIZES, USUAL_LOADS, LoadsSettings
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted_cache import CachingServer

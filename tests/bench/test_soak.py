@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from saccade.bench import soak_samples as held
-from saccade.bench.soak import Soak, SoakReport
-from saccade.bench.soak_client import SoakAnswer
-from saccade.bench.soak_command import bench_soak
-from saccade.bench.soak_files import image_sizes
-from saccade.bench.soak_gpu import UNKNOWN, gpu_bytes_of
-from saccade.bench.soak_requests import KINDS, OK, Manner, SoakRequest, SoakTarget, make_request
-from saccade.bench.soak_settings import SoakSettings
-from saccade.bench.soak_verdict import MOST_SHOWN, ResourceVerdict, Tally, judge, judge_resources, shown
+from saccade.bench.soak import soak_samples as held
+from saccade.bench.soak.soak_client import SoakAnswer
+from saccade.bench.soak.soak_command import bench_soak
+from saccade.bench.soak.soak_files import image_sizes
+from saccade.bench.soak.soak_gpu import UNKNOWN, gpu_bytes_of
+from saccade.bench.soak.soak_requests import KINDS, OK, Manner, SoakRequest, SoakTarget, make_request
+from saccade.bench.soak.soak_run import Soak, SoakReport
+from saccade.bench.soak.soak_settings import SoakSettings
+from saccade.bench.soak.soak_verdict import MOST_SHOWN, ResourceVerdict, Tally, judge, judge_resources, shown
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import HangupError, Reply, as_json, plain, serving

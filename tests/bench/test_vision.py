@@ -9,11 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from saccade.bench.limits import ItemSizes, Rates, vision_limit
-from saccade.bench.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
-from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
-from saccade.bench.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
-from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
+from saccade.bench.passes.limits import ItemSizes, Rates, vision_limit
+from saccade.bench.passes.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
+from saccade.bench.passes.timing import NUM_WARM_UPS, TRAIN_LENGTH
+from saccade.bench.passes.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
+from saccade.bench.passes.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier
 from saccade.errors import ConfigError
 from saccade.inputs.media_settings import read_image_settings

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.bench.serving_settings import TargetSettings, WorkloadSettings
-from saccade.bench.workload import Wording, WorkloadRequest, draw_lengths, make_workload
-from saccade.bench.workload_images import SizeRange, draw_size, parse_sizes
-from saccade.bench.workload_text import LEAD, WORDS, WordList
+from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
+from saccade.bench.load.workload import Wording, WorkloadRequest, draw_lengths, make_workload
+from saccade.bench.load.workload_images import SizeRange, draw_size, parse_sizes
+from saccade.bench.load.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
 SMALL = WorkloadSettings(num_prompts=12, image_resolution="32x20", random_input_len=9, random_output_len=4)

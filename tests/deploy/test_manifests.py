@@ -20,7 +20,7 @@ from saccade.cli.parser import settings_from
 from saccade.cli.serve import new_parser
 from saccade.errors import ConfigError
 from saccade.ray.deploy_plan import DeployPlan, read_plan
-from saccade.server.auth import OPEN_PATHS
+from saccade.server.http.auth import OPEN_PATHS
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import SchedulerSettings
 

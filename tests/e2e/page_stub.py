@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from saccade.server.page_files import HEADERS, INDEX, page_files
+from saccade.server.page.page_files import HEADERS, INDEX, page_files
 
 VISION = {"unit": 32, "min_pixels": 1, "max_pixels": 2**31, "fixed_size": None, "has_video": True}
 DECODE = {"phase": "decode", "graph": "decode/full requests=1 tokens=1", "reason": "", "rows": 1, "padded": 0}

@@ -7,7 +7,7 @@ import httpx2
 import openai
 import pytest
 
-from saccade.server.health import RECENT_S
+from saccade.server.operators.health import RECENT_S
 from tests.e2e.conftest import wait_idle
 from tests.e2e.metrics import gauges
 from tests.e2e.pictures import asked, data_url, encoded, picture

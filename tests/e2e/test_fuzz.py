@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from saccade.server.openapi import GETS, POSTS, build_document
+from saccade.server.operators.openapi import GETS, POSTS, build_document
 from tests.e2e.process import ServerProcess
 
 BOUND_S = 120.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.server.page_files import page_files
+from saccade.server.page.page_files import page_files
 from tests.e2e.browser import Browser
 from tests.e2e.page_steps import (
     MARKDOWN,

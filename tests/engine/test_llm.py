@@ -24,7 +24,7 @@ from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
 from saccade.scheduling.pace import FEWEST_ROWS, Backlog
-from saccade.server.metrics import Facts, Metrics
+from saccade.server.figures.metrics import Facts, Metrics
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from tests.engine.counting import num_opcodes

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from saccade.bench.offline_bench import WAYS, bench_executor, bench_state, decode_values, prefill_values
-from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
-from saccade.bench.timing import step_ms
+from saccade.bench.passes.offline_bench import WAYS, bench_executor, bench_state, decode_values, prefill_values
+from saccade.bench.passes.pass_settings import OfflineBenchSettings, suited_to
+from saccade.bench.passes.timing import step_ms
 from saccade.execution.executor import DeviceExecutor
 from saccade.graphs import GraphRunner
 from saccade.kernels import fused_attention, reference_scaled, scaled, vectors

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from saccade.bench.offline_bench import WAYS, bench_executor, bench_state, decode_values, prefill_values
-from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
+from saccade.bench.passes.offline_bench import WAYS, bench_executor, bench_state, decode_values, prefill_values
+from saccade.bench.passes.pass_settings import OfflineBenchSettings, suited_to
 from saccade.graphs import GraphRunner
 from saccade.models.weights import load_model
 from tests.gpu.test_families import QWEN3_VL_8B

@@ -9,9 +9,9 @@ from typing import Any
 
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTree
 
-from saccade.bench.scale import Simulation
-from saccade.bench.scale_settings import ScaleSettings
-from saccade.bench.scale_workload import Arrival
+from saccade.bench.scale.scale_settings import ScaleSettings
+from saccade.bench.scale.scale_workload import Arrival
+from saccade.bench.scale.simulation import Simulation
 
 MATCH_RATE = 0.1  # below it the replica with the least text takes a request
 FIRST_CHARACTER = 0x20000  # random tokens become characters, one each

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from saccade.bench.scale import Simulation
+from saccade.bench.scale.simulation import Simulation
 from tests.bench.test_scale import SMALL
 from tests.ray.prefix_router import PrefixTreePolicy, PrefixTreeSimulation, text_of
 

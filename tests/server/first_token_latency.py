@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 import saccade
-from saccade.bench.client import Client, run
-from saccade.bench.client_reply import Outcome
-from saccade.bench.serving_settings import TargetSettings, WorkloadSettings
-from saccade.bench.serving_stats import PREPARED
-from saccade.bench.workload import Wording, make_workload
-from saccade.bench.workload_text import WordList
+from saccade.bench.load.client import Client, run
+from saccade.bench.load.client_reply import Outcome
+from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
+from saccade.bench.load.workload import Wording, make_workload
+from saccade.bench.load.workload_text import WordList
+from saccade.bench.serving.serving_stats import PREPARED
 
 READY_S, WARM_UP = 300.0, 10
 FLAGS = {

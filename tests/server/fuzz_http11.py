@@ -17,7 +17,7 @@ import httptools
 import uvicorn
 from uvicorn.server import ServerState
 
-from saccade.server.http11 import BoundedProtocol
+from saccade.server.http.http11 import BoundedProtocol
 from tests.fuzzing import fuzz, fuzz_reader
 
 MAX_HEADER_BYTES = 2000

@@ -17,10 +17,10 @@ from random import Random
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.fetch import is_public, parse_url
-from saccade.server.caller_limits import LimitsFile, read_limits
-from saccade.server.origins import is_foreign_page
-from saccade.server.reasoning import ReasoningParser
-from saccade.server.tool_parser import CallArguments, CallBegin, Content, HermesParser, LlamaParser, ToolEvent
+from saccade.server.http.origins import is_foreign_page
+from saccade.server.sharing.caller_limits import LimitsFile, read_limits
+from saccade.server.text.reasoning import ReasoningParser
+from saccade.server.text.tool_parser import CallArguments, CallBegin, Content, HermesParser, LlamaParser, ToolEvent
 from tests.fuzzing import fuzz, fuzz_reader
 
 MOST_CPU_S = 5.0  # for a text of some kilobytes; they take microseconds

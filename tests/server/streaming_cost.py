@@ -30,7 +30,7 @@ import numpy as np
 import zmq
 
 import saccade
-from saccade.bench.client import run
+from saccade.bench.load.client import run
 from saccade.processes import start_python
 from saccade.wire import messages
 from saccade.wire.engine_metrics import SchedulerStats

@@ -8,7 +8,7 @@ import pytest
 from starlette.routing import Route
 
 from saccade.server.app import build_app
-from saccade.server.auth import ADMIN_PATHS, Keys
+from saccade.server.http.auth import ADMIN_PATHS, Keys
 from saccade.server.http_errors import HttpError
 from tests.server.fake import Caller, FakeEngine, service_for
 

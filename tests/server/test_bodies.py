@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
-from saccade.server import body_scan
-from saccade.server.body_scan import CONTAINER_VALUES, MAX_DEPTH, STRING_VALUES, BodyScan
-from saccade.server.chat import ChatRoute
-from saccade.server.json_body import parse_json
+from saccade.server.http import body_scan
+from saccade.server.http.body_scan import CONTAINER_VALUES, MAX_DEPTH, STRING_VALUES, BodyScan
+from saccade.server.http.json_body import parse_json
+from saccade.server.routes.chat import ChatRoute
 from tests.server.fake import HANG_S, Caller, FakeEngine, Script, two_words
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
@@ -38,7 +38,7 @@ values = st.recursive(
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_scan, "CHUNK", 7)
-    monkeypatch.setattr("saccade.server.json_body.CHUNK", 7)
+    monkeypatch.setattr("saccade.server.http.json_body.CHUNK", 7)
 
 
 def depth_of(value: Any) -> int:

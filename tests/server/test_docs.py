@@ -6,10 +6,10 @@ import pytest
 from starlette.routing import Route
 
 from saccade.server.app import build_app
-from saccade.server.openapi import POSTS, build_document
-from saccade.server.openapi_examples import EXAMPLES
-from saccade.server.page_files import page_files
-from saccade.server.reading import read_request
+from saccade.server.operators.openapi import POSTS, build_document
+from saccade.server.operators.openapi_examples import EXAMPLES
+from saccade.server.page.page_files import page_files
+from saccade.server.requests.reading import read_request
 from tests.server.fake import Caller, FakeEngine, service_for
 
 PAGES = {"/", "/docs", "/openapi.json", "/page/{name}"}

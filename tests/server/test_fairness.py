@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from saccade.errors import CapacityError, ConfigError
-from saccade.server import admission, callers
-from saccade.server.admission import Admission
-from saccade.server.caller_limits import CallerLimits, LimitsFile, NamedCaller, read_limits
-from saccade.server.callers import MANY, Caller, Callers
 from saccade.server.http_errors import HttpError
+from saccade.server.sharing import admission, callers
+from saccade.server.sharing.admission import Admission
+from saccade.server.sharing.caller_limits import CallerLimits, LimitsFile, NamedCaller, read_limits
+from saccade.server.sharing.callers import MANY, Caller, Callers
 from tests.server.fake import Answer, FakeEngine, service_for
 from tests.server.fake import Caller as Client
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from saccade.server import freed_memory
-from saccade.server.admission import Admission
-from saccade.server.freed_memory import FreedMemory
+from saccade.server.sharing import freed_memory
+from saccade.server.sharing.admission import Admission
+from saccade.server.sharing.freed_memory import FreedMemory
 
 MIB = 2**20
 
@@ -19,7 +19,7 @@ class Memory:
         monkeypatch.setattr(freed_memory, "is_supported", lambda: True)
         monkeypatch.setattr(freed_memory, "resident_bytes", lambda: self.num_mib * MIB)
         monkeypatch.setattr(freed_memory, "CHECK_S", 0.0)
-        monkeypatch.setattr("saccade.server.freed_memory.ctypes.CDLL", lambda name: self)
+        monkeypatch.setattr("saccade.server.sharing.freed_memory.ctypes.CDLL", lambda name: self)
 
     def malloc_trim(self, spare: int) -> None:
         self.num_given_back += 1

@@ -5,7 +5,7 @@ from typing import Any
 import httptools
 import pytest
 
-from saccade.server.http11 import BoundedProtocol
+from saccade.server.http.http11 import BoundedProtocol
 from saccade.server.http_errors import HttpError
 from tests.server.fuzz_http11 import make_case, run_cases
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import Prompt
-from saccade.server import health
+from saccade.server.operators import health
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for

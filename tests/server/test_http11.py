@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from saccade.server.app import build_app
-from saccade.server.http11 import MOST_PIPELINED, RESERVED, BoundedProtocol
+from saccade.server.http.http11 import MOST_PIPELINED, RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 

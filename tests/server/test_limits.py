@@ -15,9 +15,9 @@ from saccade.inputs import processor as processors
 from saccade.inputs import tokenizer as tokenizers
 from saccade.inputs.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
-from saccade.server.caller_limits import CallerLimits
-from saccade.server.callers import Caller as OtherCaller
 from saccade.server.service import Service
+from saccade.server.sharing.caller_limits import CallerLimits
+from saccade.server.sharing.callers import Caller as OtherCaller
 from saccade.wire.engine_settings import SchedulerSettings
 from tests.inputs.folders import write_gemma, write_qwen
 from tests.server.fake import HANG_S, Answer, Caller, FakeEngine, Script, service_for, two_words

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saccade.inputs.placeholders import Prompt
-from saccade.server.recent_load import KEPT_S, RecentLoad
+from saccade.server.figures.recent_load import KEPT_S, RecentLoad
 from saccade.server.service import Service
 from saccade.wire.messages import StatsReply
 from saccade.wire.passes import PassCount, PassRecord, PassShape

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from saccade.server import intake, loop_work
-from saccade.server.chat import ChatRoute
-from saccade.server.completions import CompletionRoute
-from saccade.server.generate import GenerateRoute
-from saccade.server.intake import SHORT_BYTES
-from saccade.server.loop_work import LoopWork
-from saccade.server.responses_api import ResponsesRoute
+from saccade.server.requests import intake
+from saccade.server.requests.intake import SHORT_BYTES
+from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.completions import CompletionRoute
+from saccade.server.routes.generate import GenerateRoute
+from saccade.server.routes.responses_api import ResponsesRoute
+from saccade.server.sharing import loop_work
+from saccade.server.sharing.loop_work import LoopWork
 from tests.server.fake import HANG_S
 from tests.server.test_limits import Scripted, talk
 

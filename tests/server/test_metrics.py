@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media_pool import MediaPool
-from saccade.server.metrics import prefers_openmetrics
+from saccade.server.figures.metrics import prefers_openmetrics
 from saccade.server.service import Service
 from saccade.wire.engine_metrics import JobStats, new_step_tokens
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for

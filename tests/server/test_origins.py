@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError
-from saccade.server.origins import OriginRules, is_foreign_page
+from saccade.server.http.origins import OriginRules, is_foreign_page
 from saccade.server.server_settings import ServerSettings
 from tests.server.fake import Answer, Caller, FakeEngine, service_for
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from saccade.server import read_turns
-from saccade.server.exchange import FREE_BYTES, HttpExchange
-from saccade.server.read_turns import ReadTurns
+from saccade.server.http.exchange import FREE_BYTES, HttpExchange
+from saccade.server.sharing import read_turns
+from saccade.server.sharing.read_turns import ReadTurns
 from tests.server.fake import HANG_S
 
 PART = b"x" * FREE_BYTES

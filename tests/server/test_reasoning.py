@@ -13,9 +13,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.processor import Processor
-from saccade.server.reasoning import ReasoningParser, after_reasoning, ends_in_reasoning
 from saccade.server.server_settings import ServerSettings
-from saccade.server.tools import tool_grammar
+from saccade.server.text.reasoning import ReasoningParser, after_reasoning, ends_in_reasoning
+from saccade.server.text.tools import tool_grammar
 from saccade.wire.grammar import Grammar, check_grammar, parser_limits, to_llguidance
 from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, Script, service_for

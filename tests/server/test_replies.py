@@ -14,8 +14,8 @@ from saccade.client.output import Logprob
 from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
-from saccade.server.logprobs import FLOOR, CompletionScores, chat_entries, token_text
-from saccade.server.reply import ChunkWriter
+from saccade.server.replies.logprobs import FLOOR, CompletionScores, chat_entries, token_text
+from saccade.server.replies.reply import ChunkWriter
 from saccade.server.service import Service
 from tests.e2e.pictures import encoded, image_part, picture
 from tests.inputs.folders import write_gemma

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.generation import GenerationDefaults
-from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
-from saccade.server.reading import ignored_header, read_request
-from saccade.server.request_params import chat_params, completion_params, generate_params
+from saccade.server.requests.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from saccade.server.requests.reading import ignored_header, read_request
+from saccade.server.requests.request_params import chat_params, completion_params, generate_params
+from saccade.server.requests.structure import chosen_grammar
 from saccade.server.server_settings import ServerSettings
-from saccade.server.structure import chosen_grammar
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 

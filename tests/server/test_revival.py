@@ -16,9 +16,10 @@ from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
 from saccade.inputs.media_loader import MediaSettings
-from saccade.server import service, work_queue
+from saccade.server import service
 from saccade.server.lifecycle import Launch, Stages, restart
 from saccade.server.service import ServerPhase
+from saccade.server.sharing import work_queue
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, service_for

@@ -13,8 +13,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from saccade.errors import ConfigError
+from saccade.server.figures.telemetry import new_telemetry
 from saccade.server.service import Service
-from saccade.server.telemetry import new_telemetry
 from tests.server.fake import Caller, FakeEngine
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError
+from saccade.server.http.tls import TlsFiles
 from saccade.server.server_settings import ServerSettings
-from saccade.server.tls import TlsFiles
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is needed to make certificates")

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from saccade.errors import RequestError
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.server.tool_parser import (
+from saccade.server.text.tool_parser import (
     CallArguments,
     CallBegin,
     CallEnd,
@@ -24,7 +24,7 @@ from saccade.server.tool_parser import (
     ToolParser,
     new_tool_parser,
 )
-from saccade.server.tools import check_tools, tool_grammar, tool_style
+from saccade.server.text.tools import check_tools, tool_grammar, tool_style
 from saccade.wire.grammar import Grammar, check_grammar
 
 Calls = list[tuple[str, Any]]

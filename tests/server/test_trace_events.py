@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from saccade.server.trace_events import trace_document
-from saccade.server.traced_requests import PreparedRequest, TracedRequests
+from saccade.server.figures.trace_events import trace_document
+from saccade.server.figures.traced_requests import PreparedRequest, TracedRequests
 from saccade.wire.trace_records import EngineTrace, TracedLoad, TracedPass, TracedRequest
 from tests.e2e.trace_format import check_nesting, spans_of
 

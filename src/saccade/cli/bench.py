@@ -11,21 +11,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
-from saccade.bench.scale_settings import ScaleSettings
-from saccade.bench.serving_against_settings import AgainstSettings
-from saccade.bench.serving_loads_settings import LoadsSettings
-from saccade.bench.serving_settings import (
-    LoadSettings,
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.passes.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.scale.scale_settings import ScaleSettings
+from saccade.bench.serving.serving_against_settings import AgainstSettings
+from saccade.bench.serving.serving_loads_settings import LoadsSettings
+from saccade.bench.serving.serving_settings import (
     OutputSettings,
     ServingPlan,
     StartupBenchSettings,
-    TargetSettings,
     VariantSettings,
-    WorkloadSettings,
     draw_seed,
 )
-from saccade.bench.soak_settings import SoakSettings
+from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
@@ -102,7 +100,7 @@ def run(flags: Namespace) -> int:
 
 
 def _serve(flags: Namespace) -> int:
-    from saccade.bench.serving_command import bench_serve
+    from saccade.bench.serving.serving_command import bench_serve
 
     plan = ServingPlan(
         settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
@@ -115,27 +113,27 @@ def _serve(flags: Namespace) -> int:
 
 
 def _startup(flags: Namespace) -> int:
-    from saccade.bench.serving_command import bench_startup
+    from saccade.bench.serving.serving_command import bench_startup
 
     return bench_startup(chosen_model(flags.words), settings_from(flags, StartupBenchSettings), Output())
 
 
 def _soak(flags: Namespace) -> int:
-    from saccade.bench.soak_command import bench_soak
+    from saccade.bench.soak.soak_command import bench_soak
 
     model = flags.words[0] if flags.words else ""  # the server then chooses the bundled one, with its limits
     return bench_soak(model, settings_from(flags, SoakSettings, {"api_key": openai_api_key()}), Output())
 
 
 def _scale(flags: Namespace) -> int:
-    from saccade.bench.scale_command import bench_scale
+    from saccade.bench.scale.scale_command import bench_scale
 
     return bench_scale(settings_from(flags, ScaleSettings), Output())
 
 
 def _offline(flags: Namespace) -> int:
-    from saccade.bench.offline_bench import run_offline_bench  # imports torch
-    from saccade.bench.offline_report import print_offline_bench
+    from saccade.bench.passes.offline_bench import run_offline_bench  # imports torch
+    from saccade.bench.passes.offline_report import print_offline_bench
 
     settings = settings_from(flags, OfflineBenchSettings)
     print_offline_bench(_measured(run_offline_bench, chosen_model(flags.words), settings), Output())
@@ -143,8 +141,8 @@ def _offline(flags: Namespace) -> int:
 
 
 def _vision(flags: Namespace) -> int:
-    from saccade.bench.vision_bench import run_vision_bench  # imports torch
-    from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
+    from saccade.bench.passes.vision_bench import run_vision_bench  # imports torch
+    from saccade.bench.passes.vision_report import plot_vision_bench, print_vision_bench
 
     settings = settings_from(flags, VisionBenchSettings)
     bench = _measured(run_vision_bench, chosen_model(flags.words), settings)
@@ -155,7 +153,7 @@ def _vision(flags: Namespace) -> int:
 
 
 def _graphs(flags: Namespace) -> int:
-    from saccade.bench.graph_bench import run_graph_bench  # imports torch
+    from saccade.bench.passes.graph_bench import run_graph_bench  # imports torch
 
     bench, console = _measured(run_graph_bench, settings_from(flags, GraphBenchSettings)), Output()
     table = Table("tokens", "way", "ms", "host ms", "capture s", "graph MiB", "equals eager")
@@ -170,7 +168,7 @@ def _graphs(flags: Namespace) -> int:
 
 
 def _allreduce(flags: Namespace) -> int:
-    from saccade.bench.allreduce import run_allreduce_bench  # imports torch
+    from saccade.bench.passes.allreduce import run_allreduce_bench  # imports torch
 
     bench, console = _measured(run_allreduce_bench, settings_from(flags, AllReduceBenchSettings)), Output()
     table = Table("rows", "KiB", "algorithm", "us in a graph", "us out of one", "taken", "right")

@@ -12,25 +12,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.errors import contained
-from saccade.server.auth import Keys
-from saccade.server.callers import Callers
-from saccade.server.chat import ChatRoute
-from saccade.server.completions import CompletionRoute
-from saccade.server.embeddings import EmbeddingRoute
-from saccade.server.exchange import ID_HEADER, HttpExchange
-from saccade.server.generate import GenerateRoute
-from saccade.server.health import HealthRoute
+from saccade.server.http.auth import Keys
+from saccade.server.http.exchange import ID_HEADER, HttpExchange
+from saccade.server.http.origins import OriginRules
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_method, no_route
-from saccade.server.messages_api import PATH as MESSAGES_PATH
-from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
-from saccade.server.ops import OpsRoutes
-from saccade.server.origins import OriginRules
-from saccade.server.page_files import PageRoutes
-from saccade.server.ranking import RerankRoute, ScoreRoute
-from saccade.server.responses_api import ResponsesRoute
+from saccade.server.operators.health import HealthRoute
+from saccade.server.operators.ops import OpsRoutes
+from saccade.server.operators.watching import WatchRoutes
+from saccade.server.page.page_files import PageRoutes
+from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.completions import CompletionRoute
+from saccade.server.routes.embeddings import EmbeddingRoute
+from saccade.server.routes.generate import GenerateRoute
+from saccade.server.routes.messages_api import PATH as MESSAGES_PATH
+from saccade.server.routes.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
+from saccade.server.routes.ranking import RerankRoute, ScoreRoute
+from saccade.server.routes.responses_api import ResponsesRoute
+from saccade.server.routes.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 from saccade.server.service import Service
-from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
-from saccade.server.watching import WatchRoutes
+from saccade.server.sharing.callers import Callers
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's

@@ -24,12 +24,12 @@ from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
-from saccade.server.freed_memory import FreedMemory
-from saccade.server.http11 import BoundedProtocol
+from saccade.server.http.http11 import BoundedProtocol
+from saccade.server.http.tls import TlsFiles
 from saccade.server.lifecycle import Launch, Stages, drain, restart, start
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.tls import TlsFiles
+from saccade.server.sharing.freed_memory import FreedMemory
 from saccade.server.work_line import WorkLine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 

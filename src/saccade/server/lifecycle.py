@@ -24,7 +24,7 @@ from saccade.models.folder import find_folder
 from saccade.routing import make_policy, room_of
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.tools import tool_style
+from saccade.server.text.tools import tool_style
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 

@@ -19,20 +19,20 @@ from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
 from saccade.jobs.fair_slots import FairSlots
-from saccade.server.admission import Admission
-from saccade.server.caller_limits import read_limits
-from saccade.server.callers import Callers
+from saccade.server.figures.metrics import Metrics
+from saccade.server.figures.recent_load import RecentLoad
+from saccade.server.figures.telemetry import new_telemetry
+from saccade.server.figures.traced_requests import PreparedRequest, TracedRequests
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
-from saccade.server.loop_work import LoopWork
-from saccade.server.metrics import Metrics
-from saccade.server.read_turns import ReadTurns
-from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
-from saccade.server.telemetry import new_telemetry
-from saccade.server.tool_parser import ToolStyle
-from saccade.server.traced_requests import PreparedRequest, TracedRequests
-from saccade.server.work_queue import WorkQueue
+from saccade.server.sharing.admission import Admission
+from saccade.server.sharing.caller_limits import read_limits
+from saccade.server.sharing.callers import Callers
+from saccade.server.sharing.loop_work import LoopWork
+from saccade.server.sharing.read_turns import ReadTurns
+from saccade.server.sharing.work_queue import WorkQueue
+from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
 

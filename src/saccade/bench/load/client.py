@@ -1,0 +1,145 @@
+"""The benchmark's client: sends prepared requests when they are due. Every request has an outcome, even if it fails."""
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from saccade.bench.load.client_connection import Connection, ServerAddress
+from saccade.bench.load.client_reply import Outcome, ReplyReader
+from saccade.bench.load.load_settings import LoadSettings, TargetSettings
+
+T = TypeVar("T")
+CONNECT_S = 10.0
+ASK_S = 30.0
+MOST_OPEN = 1024  # connections opened before the clock starts, at most
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """uvloop is the fastest event loop; Windows has none."""
+    if sys.platform == "win32":
+        return asyncio.run(work)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+class Client:
+    """Talks to one server over keep-alive connections. Bound to one event loop; must be closed."""
+
+    def __init__(self, target: TargetSettings) -> None:
+        self.target = target
+        self.address = ServerAddress.of(target.url)
+        self._headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+        self._idle: list[Connection] = []
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # lets the transports close
+
+    async def open(self, count: int) -> None:
+        """Opens connections until `count` are idle, so that no request waits for its own."""
+        async with asyncio.timeout(CONNECT_S):
+            fresh = await asyncio.gather(*(Connection.open(self.address) for _ in range(count - len(self._idle))))
+        self._idle += fresh
+
+    def prepare(self, body: bytes) -> bytes:
+        return self.address.request("POST", self.target.path, body, self._headers)
+
+    async def send(self, request: bytes, index: int = 0, clock_at: float = 0.0) -> Outcome:
+        """Sends one request and waits for its end. Failures are outcomes, not exceptions."""
+        reader = ReplyReader()
+        failure = None
+        try:
+            async with asyncio.timeout(self.target.request_timeout_s):
+                await self._exchange(request, reader)
+        except TimeoutError:
+            failure = "timeout", f"no end after {self.target.request_timeout_s:g} s"
+        except OSError as error:
+            failure = reader.lost(), str(error)
+        return reader.outcome(index, clock_at, failure)
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+        """Status and body of a request outside the load, to a path other than the one under test."""
+        reader = ReplyReader()
+        data = json.dumps(body).encode() if body is not None else None
+        async with asyncio.timeout(ASK_S):
+            await self._exchange(self.address.request(method, path, data, self._headers), reader)
+        return reader.status, reader.data
+
+    async def _exchange(self, request: bytes, reader: ReplyReader) -> None:
+        """Uses an idle or new connection; an idle one closed by the server is replaced once, with the clock running."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_usable:
+                continue
+            try:
+                await self._exchange_on(connection, request, reader)
+                return
+            except ConnectionError:
+                if reader.status:
+                    raise
+                break
+        async with asyncio.timeout(CONNECT_S):
+            connection = await Connection.open(self.address)
+        await self._exchange_on(connection, request, reader)
+
+    async def _exchange_on(self, connection: Connection, request: bytes, reader: ReplyReader) -> None:
+        await connection.exchange(request, reader)
+        if connection.is_usable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+async def drive(
+    client: Client,
+    requests: Sequence[bytes],
+    load: LoadSettings,
+    *,
+    seed: int = 0,
+    progress: Callable[[Outcome], None] = lambda outcome: None,
+) -> tuple[list[Outcome], float]:
+    """Outcomes in the order of `requests`, and the seconds from the first send to the last end."""
+    most = load.max_concurrency or len(requests)
+    places = asyncio.Semaphore(most)
+    due = arrivals(len(requests), load, seed)
+    await client.open(min(most, len(requests), MOST_OPEN))
+    gc.collect()
+    gc.freeze()  # request bodies are many and live to the end: repeated garbage collections of them stall the client
+    clock_at = perf_counter()
+
+    async def send(index: int) -> Outcome:
+        async with places:
+            outcome = await client.send(requests[index], index, clock_at)
+        progress(outcome)
+        return outcome
+
+    tasks = []
+    for index, due_s in enumerate(due):
+        if (wait_s := clock_at + due_s - perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        tasks.append(asyncio.create_task(send(index)))
+    outcomes = list(await asyncio.gather(*tasks))
+    return outcomes, perf_counter() - clock_at
+
+
+def arrivals(count: int, load: LoadSettings, seed: int) -> list[float]:
+    """Seconds at which requests are due. Gaps follow a gamma distribution with mean 1 / rate."""
+    if load.request_rate == inf:
+        return [0.0] * count
+    scale = 1 / (load.request_rate * load.burstiness)
+    gaps = np.random.default_rng(seed).gamma(load.burstiness, scale, count)
+    return [0.0, *np.cumsum(gaps[1:]).tolist()]

@@ -1,0 +1,138 @@
+"""Which server is asked, what, and when: settings of benchmarks that send requests, named as in SGLang's and vLLM's. No
+torch here: the command line reads it for its flags."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.config import setting
+from saccade.errors import ConfigError
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+BACKENDS = {
+    **dict.fromkeys(("openai-chat", "sglang-oai-chat", "vllm-chat", "lmdeploy-chat", "saccade"), CHAT),
+    **dict.fromkeys(("openai", "sglang-oai", "vllm", "lmdeploy"), COMPLETIONS),
+    **dict.fromkeys(("sglang", "sglang-native"), GENERATE),
+}
+DATASETS = {
+    **dict.fromkeys(("image", "random-mm", "random-image"), "image"),
+    **dict.fromkeys(("random", "random-ids"), "text"),
+    "video": "video",
+    **dict.fromkeys(("custom", "sharegpt"), "file"),
+}
+
+
+def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)} (--{name.replace('_', '-')})")
+
+
+def check_at_least(settings: Any, lowest: dict[str, float]) -> None:
+    for name, low in lowest.items():
+        value = getattr(settings, name)
+        if not value >= low:
+            raise ConfigError(f"{name} is {value}; it must be at least {low} (--{name.replace('_', '-')})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetSettings:
+    """Which server is asked, and how."""
+
+    backend: str = setting("openai-chat", f"shape of the requests: {', '.join(BACKENDS)}")
+    base_url: str = setting("", "address of the server, such as http://127.0.0.1:8000; overrules host and port")
+    host: str = setting("127.0.0.1", "host of the server")
+    port: int = setting(8000, "port of the server")
+    endpoint: str = setting("", "path to send to; by default that of the backend")
+    model: str = setting("", "model to ask for; by default the first of /v1/models")
+    api_key: str = setting("", "key for the server, sent as Authorization: Bearer; by default OPENAI_API_KEY")
+    extra_request_body: str = setting("", "JSON object added to every request, such as '{\"temperature\": 0}'")
+    disable_stream: bool = setting(False, "ask for whole replies; the first token is then the reply's end")
+    request_timeout_s: float = setting(600.0, "seconds after which a request counts as failed")
+    request_timings: bool = setting(True, "ask a Saccade server where each request's time went")
+
+    def __post_init__(self) -> None:
+        check_one_of("backend", self.backend, tuple(BACKENDS))
+        check_at_least(self, {"port": 1})
+        if not self.request_timeout_s > 0:
+            raise ConfigError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0")
+        self.extra_fields()
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.base_url or f"http://{host}:{self.port}").rstrip("/").removesuffix("/v1")
+
+    @property
+    def path(self) -> str:
+        return self.endpoint or BACKENDS[self.backend]
+
+    @property
+    def kind(self) -> str:
+        """Shape of requests and replies, determined by the path."""
+        return BACKENDS[self.backend]
+
+    def extra_fields(self) -> dict[str, Any]:
+        try:
+            extra = json.loads(self.extra_request_body or "{}")
+        except ValueError:
+            extra = None
+        if not isinstance(extra, dict):
+            raise ConfigError(f"extra_request_body is {self.extra_request_body!r}; give a JSON object")
+        return extra
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadSettings:
+    """What is asked. The same settings make the same requests, byte for byte."""
+
+    dataset_name: str = setting("image", f"kind of requests: {', '.join(DATASETS)}")
+    dataset_path: str = setting("", "file of custom or sharegpt: JSON lines, or one JSON list")
+    num_prompts: int = setting(256, "number of requests")
+    random_input_len: int = setting(128, "most text tokens of a prompt")
+    random_output_len: int = setting(1, "most tokens of an answer")
+    random_range_ratio: float = setting(0.1, "shortest length as a share of the longest; 1 gives all the same")
+    image_count: int = setting(1, "images, or videos, of a request")
+    image_resolution: str = setting(
+        "560x560",
+        "WIDTHxHEIGHT (sglang.bench_serving has the height first), 360p, 720p, 1080p, 4k, random:224x224-1280x720 or "
+        "mix:224x224,448x336:2,720p (with weights)",
+    )
+    image_format: str = setting("jpeg", "jpeg or png")
+    image_content: str = setting("random", "random (noise) or blank")
+    image_quality: int = setting(85, "quality of a jpeg")
+    image_repeat_ratio: float = setting(0.0, "share of images that are copies of earlier ones")
+    video_frames: int = setting(8, "frames of a video")
+    ignore_eos: bool = setting(True, "answers have the length that was asked for")
+    seed: int = setting(0, "seed of texts, sizes, pixels and arrivals; drawn anew for every run unless given")
+
+    def __post_init__(self) -> None:
+        check_one_of("dataset_name", self.dataset_name, tuple(DATASETS))
+        check_one_of("image_format", self.image_format, ("jpeg", "png"))
+        check_one_of("image_content", self.image_content, ("random", "blank"))
+        names = ("num_prompts", "random_input_len", "random_output_len", "image_count", "image_quality", "video_frames")
+        check_at_least(self, {**dict.fromkeys(names, 1), "seed": 0})
+        for name in ("random_range_ratio", "image_repeat_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed are 0..1 (--{name.replace('_', '-')})")
+        if self.image_quality > 100:
+            raise ConfigError(f"image_quality is {self.image_quality}; allowed are 1..100 (--image-quality)")
+        if DATASETS[self.dataset_name] == "file" and not self.dataset_path:
+            raise ConfigError(f"dataset {self.dataset_name} is a file; say which (--dataset-path)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadSettings:
+    """When requests are sent."""
+
+    request_rate: float = setting(math.inf, "requests a second; inf sends as soon as concurrency allows")
+    burstiness: float = setting(1.0, "shape of the arrivals: 1 is Poisson, below it bursts, above it more even")
+    max_concurrency: int = setting(32, "requests under way at the same time; 0 sets no limit")
+    warmup_requests: int = setting(5, "requests sent before the clock starts")
+    flush_cache: bool = setting(False, "have the server empty its caches before the clock starts: POST /flush_cache")
+
+    def __post_init__(self) -> None:
+        check_at_least(self, {"max_concurrency": 0, "warmup_requests": 0})
+        for name in ("request_rate", "burstiness"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 (--{name.replace('_', '-')})")

@@ -1,0 +1,1 @@
+"""Benchmarks of single passes: `saccade bench offline`, `vision`, `graphs` and `allreduce`."""

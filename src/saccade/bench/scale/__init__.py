@@ -1,0 +1,1 @@
+"""`saccade bench scale`: many replicas in virtual time."""

@@ -1,0 +1,85 @@
+"""One replica of a simulation: the engine's scheduler and caches on a device that only takes time."""
+
+from collections import deque
+from dataclasses import astuple, dataclass
+from operator import add, sub
+
+from saccade.bench.scale.scale_device import StepTimes
+from saccade.bench.scale.scale_settings import ScaleSettings
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import PrefixCache
+from saccade.scheduling.request import Request
+from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import StepPlan
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.update import Update
+
+BLOCK_TOKENS, PAGE_ROWS = 128, 16  # an engine's on a GPU
+MOST_POSITIONS = 262_144
+TOKEN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    encoder_hits: int = 0
+    encoder_queries: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_queried_tokens: int = 0
+
+    def __add__(self, other: "CacheCounts") -> "CacheCounts":
+        return CacheCounts(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "CacheCounts") -> "CacheCounts":
+        return CacheCounts(*map(sub, astuple(self), astuple(other)))
+
+
+class Replica:
+    """As `Engine.step` does, it plans one step ahead and then waits for the oldest step: `next_end` is when that ends,
+    None while nothing runs. What arrives meanwhile waits for the next plan."""
+
+    def __init__(self, limits: SchedulerSettings, settings: ScaleSettings, times: StepTimes) -> None:
+        pool = BlockPool(settings.kv_cache_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS)
+        encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
+        self.prefix = PrefixCache(pool, model=b"simulated")
+        self.scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=self.prefix)
+        self._times = times
+        self._device_free_at = 0.0
+        self._flights: deque[tuple[StepPlan, float]] = deque()
+
+    @property
+    def next_end(self) -> float | None:
+        return self._flights[0][1] if self._flights else None
+
+    @property
+    def counts(self) -> CacheCounts:
+        encoder, prefix = self.scheduler.resources.encoder, self.prefix
+        queries = encoder.num_hits + encoder.num_misses
+        return CacheCounts(encoder.num_hits, queries, prefix.num_hit_tokens, prefix.num_queried_tokens)
+
+    def add(self, request: Request, now: float) -> list[Update]:
+        """Raises a CapacityError if the queue is full."""
+        self.scheduler.add(request)
+        return [] if self._flights else self._launch(now)
+
+    def end_step(self) -> list[Update]:
+        """The oldest step ends; the next is launched."""
+        plan, now = self._flights.popleft()
+        results = {chunk.request_id: (TOKEN,) for chunk in plan.chunks if chunk.wants_logits}
+        return [*self.scheduler.commit(plan, results), *self._launch(now)]
+
+    def _launch(self, now: float) -> list[Update]:
+        updates: list[Update] = []
+        while len(self._flights) < 2:
+            plan = self.scheduler.plan(now)
+            updates += plan.updates
+            if not plan.chunks:
+                break
+            self._device_free_at = max(self._device_free_at, now) + self._times.of_step(plan)
+            self._flights.append((plan, self._device_free_at))
+        return updates
+
+
+def replica_limits(settings: ScaleSettings) -> SchedulerSettings:
+    limits = SchedulerSettings(max_num_seqs=settings.max_num_seqs)
+    return limits.resolved(is_cuda=True, max_position=MOST_POSITIONS)

@@ -1,0 +1,1 @@
+"""`saccade bench serve` and `saccade bench startup`."""

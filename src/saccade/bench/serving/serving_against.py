@@ -1,0 +1,180 @@
+"""`saccade bench serve --against`: the same requests to several servers in turn, and how many times better one is.
+
+Every round has content of its own, the same for all servers, so no server meets a prompt twice. The order of the
+servers changes from round to round, so that drift of the machine favours none of them.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from saccade.bench.load.client import Client, run
+from saccade.bench.load.workload import WorkloadPrompt, digest_of, make_prompts
+from saccade.bench.load.workload_text import WordList
+from saccade.bench.serving.serving_against_settings import AgainstSettings
+from saccade.bench.serving.serving_differences import unequal_work
+from saccade.bench.serving.serving_interval import Ratio, Round, Statistic, ratios
+from saccade.bench.serving.serving_results import COMPARED, as_data
+from saccade.bench.serving.serving_run import Passage, ServingRun, Shown, Target, warm_up_prompts
+from saccade.bench.serving.serving_settings import ServingPlan
+from saccade.bench.serving.serving_stats import is_good, token_figures
+from saccade.errors import ConfigError
+
+POINTS = {"mean": None, "median": 50.0, "p99": 99.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first run is that of --base-url. `orders` has the names of the servers as they took turns, by round; `ratios`
+    those of the first server to each other one, by name."""
+
+    runs: list[ServingRun]
+    orders: list[list[str]]
+    ratios: dict[str, list[Ratio]]
+    warnings: list[str]
+
+    @property
+    def first(self) -> str:
+        return self.runs[0].name
+
+
+def run_against(plan: ServingPlan, against: AgainstSettings, shown: Shown) -> Comparison:
+    others = against.targets(plan.target)
+    plans = [plan, *(replace(plan, target=target) for target in others)]
+    return run(_compare(plans, against, shown))
+
+
+def turn_order(number: int, count: int) -> list[int]:
+    """Whose turn it is in a round: forth, back, and then with another server at the front."""
+    start = number // 2 % count
+    forth = [(start + index) % count for index in range(count)]
+    return forth[::-1] if number % 2 else forth
+
+
+def round_seed(seed: int, number: int) -> int:
+    """Other content for every round, and for every seed."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0])
+
+
+def statistics() -> list[Statistic]:
+    """The figures of comparisons that have an interval: rates, and times of requests."""
+    found = []
+    for label, key, direction in COMPARED:
+        if key.endswith("_ms"):
+            word, metric, _ = key.split("_")
+            found.append(Statistic(label, key, direction, metric, POINTS[word]))
+        elif key not in ("failed", "duration"):
+            found.append(Statistic(label, key, direction))
+    return found
+
+
+async def _compare(plans: Sequence[ServingPlan], against: AgainstSettings, shown: Shown) -> Comparison:
+    plan = plans[0]
+    async with AsyncExitStack() as stack:
+        targets = []
+        for each in plans:  # all of them, before any work
+            client = await stack.enter_async_context(Client(each.target))
+            shown.say(f"asking {each.target.url} what it is")
+            how = {} if each is plan else {"prefer": plan.target.model, "flags": "--against"}
+            targets.append(await Target.meet(each, client, **how))
+        names = _names([plan.output.label, *against.names()], targets)
+        words = await _shared_words(targets)
+        if plan.load.warmup_requests:
+            await _warm_up(targets, names, words, against, shown)
+        passages: list[list[Passage]] = [[] for _ in targets]
+        contents = []
+        for number in range(against.rounds):
+            seed = round_seed(plan.workload.seed, number)
+            settings = replace(plan.workload, seed=seed)
+            shown.say(f"making {settings.num_prompts} requests, seed {plan.workload.seed}, round {number + 1}")
+            skip = number * settings.num_prompts
+            prompts = await asyncio.to_thread(make_prompts, settings, words, skip=skip)
+            contents.append(digest_of(prompts))
+            for index in turn_order(number, len(targets)):
+                await asyncio.sleep(against.settle_s)
+                shown.say(f"round {number + 1} of {against.rounds}: {names[index]}")
+                passages[index].append(await _take(targets[index], prompts, seed, shown))
+        pairs = zip(names, targets, passages, strict=True)
+        runs = [await target.finish(name, own, words, " ".join(contents)) for name, target, own in pairs]
+    rounds = [[_round(passage, plan) for passage in own] for own in passages]
+    orders = [[names[index] for index in turn_order(number, len(names))] for number in range(against.rounds)]
+    found = {name: ratios(rounds[0], other, statistics()) for name, other in zip(names[1:], rounds[1:], strict=True)}
+    return Comparison(runs, orders, found, _warnings(plans, runs))
+
+
+async def _warm_up(
+    targets: Sequence[Target], names: Sequence[str], words: WordList, against: AgainstSettings, shown: Shown
+) -> None:
+    """A whole round for each, of content that is not measured."""
+    plan = targets[0].plan
+    count = plan.workload.num_prompts
+    prompts = await warm_up_prompts(plan, words, count, skip=against.rounds * count)
+    for name, target in zip(names, targets, strict=True):
+        shown.say(f"warming up {name} with {count} requests")
+        await target.warm_up(prompts)
+
+
+async def _take(target: Target, prompts: Sequence[WorkloadPrompt], seed: int, shown: Shown) -> Passage:
+    passage = await target.take(prompts, seed, shown)
+    if not any(outcome.is_ok for outcome in passage.outcomes):
+        first = passage.outcomes[0]
+        raise ConfigError(
+            f"{target.plan.target.url} answered none of {len(prompts)} requests, so there is nothing to compare; "
+            f"the first: {first.error}: {first.message}"
+        )
+    return passage
+
+
+async def _shared_words(targets: Sequence[Target]) -> WordList:
+    """Of the first server that counts tokens: all get the same text."""
+    for target in targets:
+        if (words := await target.words()).is_counted:
+            return words
+    return WordList()
+
+
+def _names(given: Sequence[str], targets: Sequence[Target]) -> list[str]:
+    """The user's, else those of the engines, else addresses; no two alike."""
+    addresses = _short([target.plan.target.url.partition("://")[2] for target in targets])
+    owners = [target.facts.owner for target in targets]
+    counts = Counter(owners)
+    own = [owner if owner and counts[owner] == 1 else "" for owner in owners]
+    names = [name or engine or address for name, engine, address in zip(given, own, addresses, strict=True)]
+    counts = Counter(names)
+    return [name if counts[name] == 1 else address for name, address in zip(names, addresses, strict=True)]
+
+
+def _short(addresses: list[str]) -> list[str]:
+    """Only the ports, if all hosts are the same."""
+    is_one_host = len({address.rpartition(":")[0] for address in addresses}) == 1
+    return [f":{address.rpartition(':')[2]}" for address in addresses] if is_one_host else addresses
+
+
+def _round(passage: Passage, plan: ServingPlan) -> Round:
+    good = [outcome for outcome in passage.outcomes if outcome.is_ok]
+    limits = plan.output.limits_ms()
+    totals = {key: float(value) for key, value in token_figures(good, passage.samples, 1.0).items() if value}
+    totals["request_throughput"] = float(len(good))
+    if limits:
+        totals["request_goodput"] = float(sum(is_good(outcome, limits) for outcome in good))
+    return Round(passage.outcomes, passage.duration_s, totals)
+
+
+def _warnings(plans: Sequence[ServingPlan], runs: Sequence[ServingRun]) -> list[str]:
+    """Why the ratios may mislead."""
+    names = [run.name for run in runs]
+    lines = unequal_work(names, [as_data(run) for run in runs])
+    if len({plan.target.kind for plan in plans}) > 1:
+        told = ", ".join(f"{name} {plan.target.kind}" for name, plan in zip(names, plans, strict=True))
+        lines.append(f"NOT THE SAME WORK: requests have other shapes: {told}")
+    lines += [f"WARM CACHE: {run.name} had met a part of the content before, see above" for run in runs if run.warnings]
+    lines += [
+        f"FAILED: {run.failed} requests to {run.name}, so its figures are over other requests than the others'"
+        for run in runs
+        if run.failed
+    ]
+    return lines

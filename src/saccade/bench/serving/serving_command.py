@@ -1,0 +1,113 @@
+"""`saccade bench serve` and `saccade bench startup`: run, print, save, compare, and return the exit code."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from saccade.bench.serving.html import page
+from saccade.bench.serving.serving_against import run_against
+from saccade.bench.serving.serving_against_report import print_comparison, ratio_table, save_comparison, verdict_lines
+from saccade.bench.serving.serving_against_settings import AgainstSettings
+from saccade.bench.serving.serving_differences import differences
+from saccade.bench.serving.serving_loads import loads_table, run_loads, save_loads
+from saccade.bench.serving.serving_loads_settings import LoadsSettings
+from saccade.bench.serving.serving_report import print_red, print_run
+from saccade.bench.serving.serving_results import as_data, comparison_table, load, save
+from saccade.bench.serving.serving_run import Shown, run_serving, run_variants
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
+from saccade.bench.serving.startup import print_startup, run_startup_bench
+from saccade.errors import ConfigError
+from saccade.terminal import print_table
+
+EXIT_FAILED_REQUESTS = 1
+
+
+def bench_serve(
+    plan: ServingPlan,
+    variants: VariantSettings,
+    console: Console,
+    against: AgainstSettings | None = None,
+    loads: LoadsSettings | None = None,
+) -> int:
+    """Returns 0 only if every request of every run was answered."""
+    if loads is not None and loads.loads:
+        return _bench_loads(plan, variants, against or AgainstSettings(), loads, console)
+    if against is not None and against.against:
+        return _bench_against(plan, variants, against, console)
+    output = plan.output
+    earlier = load(output.compare) if output.compare else None  # fails on a wrong name before anything runs
+    shown = Shown(Console(stderr=True))
+    runs = run_variants(plan, variants, shown) if variants.is_used else [run_serving(plan, shown)]
+    for run in runs:
+        print_run(run, console)
+    named = [(run.name or f"run {index + 1}", as_data(run)) for index, run in enumerate(runs)]
+    if earlier is not None:
+        named = [(str(earlier.get("label") or "earlier"), earlier), *named]
+    if len(named) > 1:
+        print_table(console, comparison_table(named))
+    unequal = [line for _, data in named[1:] for line in differences(earlier, data)] if earlier is not None else []
+    unequal = list(dict.fromkeys(unequal))
+    print_red(console, unequal)
+    if output.is_saving:
+        for run in runs:
+            console.print(f"saved {save(run, output, is_one_of_many=len(runs) > 1)}", markup=False, highlight=False)
+    if output.report:
+        _write_page(page(runs, named, unequal), output, console)
+    return EXIT_FAILED_REQUESTS if any(run.failed for run in runs) else 0
+
+
+def _bench_against(plan: ServingPlan, variants: VariantSettings, against: AgainstSettings, console: Console) -> int:
+    output = plan.output
+    _check_against(variants)
+    if output.compare:
+        raise ConfigError("--against compares servers with each other; leave out --compare")
+    comparison = run_against(plan, against, Shown(Console(stderr=True)))
+    print_comparison(comparison, console)
+    if output.is_saving:
+        console.print(f"saved {save_comparison(comparison, output)}", markup=False, highlight=False)
+    if output.report:
+        named = [(run.name, as_data(run)) for run in comparison.runs]
+        table = ratio_table(comparison)
+        lines = verdict_lines(comparison)
+        _write_page(page(comparison.runs, named, comparison.warnings, (table, lines)), output, console)
+    return EXIT_FAILED_REQUESTS if any(run.failed for run in comparison.runs) else 0
+
+
+def _check_against(variants: VariantSettings) -> None:
+    if variants.is_used:
+        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+
+
+def _bench_loads(
+    plan: ServingPlan, variants: VariantSettings, against: AgainstSettings, loads: LoadsSettings, console: Console
+) -> int:
+    output = plan.output
+    if against.against:
+        _check_against(variants)
+    if output.compare or output.report:
+        raise ConfigError("--loads has a table of its own; leave out --compare and --report, or take one load")
+    results = run_loads(loads.plans(plan), variants, against, Shown(Console(stderr=True)))
+    print_table(console, loads_table(results))
+    print_red(console, [line for result in results for line in result.warnings])
+    if output.is_saving:
+        console.print(f"saved {save_loads(results, output)}", markup=False, highlight=False)
+    return EXIT_FAILED_REQUESTS if any(run.failed for result in results for run in result.runs) else 0
+
+
+def _write_page(text: str, output: OutputSettings, console: Console) -> None:
+    try:
+        Path(output.report).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output.report} cannot be written: {error.strerror} (--report)") from None
+    console.print(f"wrote {output.report}", markup=False, highlight=False)
+
+
+def bench_startup(model: str, settings: StartupBenchSettings, console: Console) -> int:
+    starts = run_startup_bench(model, settings, Shown(Console(stderr=True)))
+    print_startup(starts, console)
+    if settings.json:
+        data = {"starts": [asdict(start) for start in starts]}
+        Path(settings.json).write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return EXIT_FAILED_REQUESTS if any(start.failures for start in starts) else 0

@@ -1,0 +1,211 @@
+"""What a server reports about itself: model, tokenizer, graphs, metrics. All but the model is optional."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.bench.load.client import Client
+from saccade.bench.load.workload_text import LEAD, WORDS, WordList
+from saccade.errors import ConfigError
+
+SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
+COUNTED_AT_ONCE = 16
+TARGET_FLAGS = "--base-url, --host, --port"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """Facts that do not change while the server runs."""
+
+    model: str
+    max_model_len: int | None = None
+    version: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    owner: str = ""
+
+    @property
+    def is_saccade(self) -> bool:
+        return "saccade" in json.dumps([self.version, self.info]).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of a server at one moment."""
+
+    graphs: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+async def describe(client: Client, model: str, *, prefer: str = "", flags: str = TARGET_FLAGS) -> TargetFacts:
+    """The server must name its model only if the user did not. `prefer` is taken if the server has it; `flags` are
+    those that chose the server."""
+    cards = await _json(client, "/v1/models")
+    found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
+    wanted = model or prefer
+    card = next((card for card in found if card.get("id") == wanted), found[0] if found and not model else {})
+    name = model or card.get("id") or prefer
+    if cards is None or not name:
+        await _check_answers(client, flags, is_named=bool(name))
+    version = (await _json(client, "/version") or {}).get("version", "")
+    info = await _json(client, "/server_info") or {}
+    owner = str(card.get("owned_by", ""))
+    return TargetFacts(name, card.get("max_model_len"), f"{owner} {version}".strip(), info, owner)
+
+
+async def read_counters(client: Client) -> Reading:
+    graphs = await _json(client, "/graphs") or {}
+    phases = graphs.get("phases", ()) if isinstance(graphs, dict) else ()
+    items = phases.values() if isinstance(phases, dict) else phases
+    text = await _text(client, "/metrics")
+    metrics, gauges = parse_metrics(text or "")
+    return Reading([phase for phase in items if isinstance(phase, dict)], metrics, gauges)
+
+
+async def count_words(client: Client, model: str) -> WordList:
+    """Tokens that each word adds to a text, by the server's tokenizer; uncounted if it has no endpoint for that."""
+    base = await _count(client, model, LEAD)
+    if base is None:
+        return WordList()
+    counts = await _count_all(client, model, [f"{LEAD} {word}" for word in WORDS])
+    costs = [count - base for count in counts if count is not None and count > base]
+    return WordList(WORDS, tuple(costs), base) if len(costs) == len(WORDS) else WordList()
+
+
+async def count_template(client: Client, model: str) -> int | None:
+    """Tokens that the chat template adds to a text, by the server's tokenizer; None if it has no endpoint for that."""
+    text = await _count(client, model, LEAD)
+    turns = [{"role": "user", "content": LEAD}]
+    chat = await _json(client, "/tokenize", {"model": model, "messages": turns, "add_generation_prompt": True})
+    count = chat.get("count") if chat else None
+    return max(count - text, 0) if isinstance(count, int) and text is not None else None
+
+
+async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | None:
+    """Tokens of these texts together, by the server's tokenizer; None if it has no endpoint for that."""
+    several = Counter(text for text in texts if text)
+    counts = await _count_all(client, model, list(several))
+    known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Parses Prometheus text into values that only grow (counters; sums and counts of histograms) and gauges."""
+    kinds: dict[str, str] = {}
+    grown: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(maxsplit=3)
+            kinds[name] = kind
+        if (match := SAMPLE_LINE.match(line)) is None:
+            continue
+        name, labels, value = match[1], match[2] or "", _number(match[3])
+        if name.endswith(("_bucket", "_created")) or value is None:
+            continue
+        family = re.sub(r"_(total|sum|count)$", "", name)
+        is_gauge = kinds.get(name) == "gauge" or (name == family and kinds.get(family) != "counter")
+        (gauges if is_gauge else grown)[f"{name}{labels}"] = value
+    return grown, gauges
+
+
+def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
+    changes = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
+    return {name: change for name, change in changes.items() if change}
+
+
+def graphs_between(before: Reading, after: Reading) -> list[dict[str, Any]]:
+    """For every phase: replays, fallbacks by reason, rows and padding in between, and the graphs it has."""
+    old = {phase.get("phase"): phase for phase in before.graphs}
+    return [_phase_between(old.get(phase.get("phase"), {}), phase) for phase in after.graphs]
+
+
+def _phase_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    real, padded = (int(new.get(name, 0)) - int(old.get(name, 0)) for name in ("real_rows", "padded_rows"))
+    fallbacks = _count_between(old.get("fallbacks"), new.get("fallbacks"))
+    graphs = new.get("graphs") or ()
+    return {
+        "phase": new.get("phase", ""),
+        "replays": sum(_count_between(old.get("replays"), new.get("replays")).values()),
+        "fallbacks": sum(fallbacks.values()),
+        "fallbacks_by_reason": fallbacks,
+        "real_rows": real,
+        "padded_rows": padded,
+        "padding": padded / real if real else 0.0,
+        "graphs": len(graphs),
+        "graph_bytes": sum(int(graph.get("bytes", 0)) for graph in graphs),
+        "captures": int(new.get("captures", 0)) - int(old.get("captures", 0)),
+    }
+
+
+def _count_between(old: Any, new: Any) -> dict[str, int]:
+    """Counters by name; a plain number is a single counter."""
+    before = old if isinstance(old, dict) else {"all": old or 0}
+    after = new if isinstance(new, dict) else {"all": new or 0}
+    changes = {name: int(value) - int(before.get(name, 0)) for name, value in after.items()}
+    return {name: change for name, change in changes.items() if change}
+
+
+async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
+    """Raises a ConfigError that says why the server did not name a model, unless the user did and it is up."""
+    url = client.target.url
+    try:
+        status, _ = await client.ask("GET", "/v1/models")
+    except TimeoutError:
+        raise ConfigError(f"{url} does not answer; is it up? ({flags})") from None
+    except OSError as error:
+        raise ConfigError(f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})") from None
+    if is_named:
+        return
+    if status in (401, 403):
+        met = "refuses the key it was given" if client.target.api_key else "asks for a key"
+        key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
+        raise ConfigError(f"{url} {met} (HTTP {status}); give one that it takes ({key_flag})")
+    told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
+    raise ConfigError(f"{url} does not say which model it has{told}; name one (--model)")
+
+
+async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:
+    places = asyncio.Semaphore(COUNTED_AT_ONCE)
+
+    async def count(text: str) -> int | None:
+        async with places:
+            return await _count(client, model, text)
+
+    return list(await asyncio.gather(*map(count, texts)))
+
+
+async def _count(client: Client, model: str, text: str) -> int | None:
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    reply = await _json(client, "/tokenize", body)
+    count = reply.get("count", len(reply.get("tokens", ()))) if reply else None
+    return count if isinstance(count, int) else None
+
+
+async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    text = await _text(client, path, body)
+    try:
+        value = json.loads(text or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -> str | None:
+    """None if the server does not answer such a request."""
+    try:
+        status, data = await client.ask("POST" if body is not None else "GET", path, body)
+    except (OSError, TimeoutError):
+        return None
+    return data.decode("utf-8", "replace") if status == 200 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

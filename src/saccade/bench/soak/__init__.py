@@ -1,0 +1,1 @@
+"""`saccade bench soak`."""

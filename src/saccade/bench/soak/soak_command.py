@@ -1,0 +1,96 @@
+"""`saccade bench soak`: start a server or find one, run, print, save, and return the exit code."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.bench.load.client_connection import ServerAddress
+from saccade.bench.load.startup_server import LaunchedServer
+from saccade.bench.soak.soak_run import Soak, SoakReport
+from saccade.bench.soak.soak_samples import listener
+from saccade.bench.soak.soak_settings import SoakSettings
+from saccade.bench.soak.soak_verdict import shown
+from saccade.errors import ConfigError
+from saccade.terminal import print_table, stages
+
+EXIT_FOUND = 1
+HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
+
+
+def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
+    """Returns 0 only if every answer was expected and everything is flat. `model` is empty for the bundled one."""
+    if settings.url and (model or settings.serve_args):
+        raise ConfigError(
+            "a server that runs has its model and flags already; leave out MODEL and --serve-args, or --url"
+        )
+    with stages(Console(stderr=True), "starting") as say:
+        if settings.url:
+            address = ServerAddress.of(settings.url)
+            report = asyncio.run(Soak(settings.url, settings, listener(address.host, address.port), say).run())
+        else:
+            report = _with_server(model, settings, say)
+    print_soak(report, console)
+    if settings.json:
+        _write(report, settings.json)
+    return 0 if report.is_clean else EXIT_FOUND
+
+
+def print_soak(report: SoakReport, console: Console) -> None:
+    answers = Table("requests", "answers", title="every answer by kind")
+    for kind, outcomes in report.answers.items():
+        answers.add_row(kind, ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items())))
+    print_table(console, answers)
+    held = Table("when idle", *HELD, title="what the server holds")
+    for one in report.resources:
+        flat = "?" if one.is_flat is None else "yes" if one.is_flat else "NO"
+        figures = (one.first, one.last, one.last - one.first, one.allowance)
+        start = "" if one.start is None else shown(one.name, one.start)
+        words = (shown(one.name, value) for value in figures)
+        held.add_row(one.name, start, *words, flat, shown(one.name, one.peak))
+    print_table(console, held)
+    for line in _summary(report):
+        console.print(line, markup=False, highlight=False)
+    bad = [f"request {one.index} ({one.kind}): {one.message}" for one in report.unexpected]
+    if report.num_unexpected > len(bad):
+        bad.append(f"and {report.num_unexpected - len(bad)} more unexpected answers")
+    bad += report.problems + [f"not flat: {one.name}" for one in report.resources if one.is_flat is False]
+    for line in bad:
+        console.print(line, style="bold red", markup=False, highlight=False)
+    console.print("nothing was found" if report.is_clean else "something was found", style="bold")
+
+
+def _summary(report: SoakReport) -> list[str]:
+    ended = ", ended by Ctrl-C" if report.is_interrupted else ""
+    sizes = f", images of {report.image_sizes} sizes" if report.image_sizes else ""
+    lines = [f"{report.requests} requests in {report.seconds:.0f} s{sizes} (--seed {report.seed}){ended}"]
+    lines.append(f"{report.idle_moments} idle moments after warm-up; first and last are medians of a third of them")
+    if not report.resources:
+        lines.append("what the server holds could not be read: it is on another machine, or was never idle")
+    lines.append(f"/health: median {report.health_median_ms:.1f} ms, largest {report.health_largest_ms:.1f} ms")
+    return lines
+
+
+def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None]) -> SoakReport:
+    def say_start(line: str) -> None:
+        if not server.url:
+            say(line)
+
+    server = LaunchedServer(model, settings.serve_args, timeout_s=settings.start_timeout_s, say=say_start)
+    with server:
+        report = asyncio.run(Soak(server.url, settings, server.pid, say).run())
+        if server.has_ended:
+            report.problems.append("the server has ended; it said:\n" + "\n".join(server.last))
+    return report
+
+
+def _write(report: SoakReport, path: str) -> None:
+    data = asdict(report) | {"is_clean": report.is_clean}
+    try:
+        Path(path).write_text(json.dumps(data, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror} (--json)") from None

@@ -1,0 +1,244 @@
+"""`saccade bench soak`: mixed and hostile load on a server, with idle moments in which nothing may be left behind."""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import median
+from threading import current_thread, main_thread
+from time import monotonic
+
+import orjson
+
+from saccade.bench.load.client_connection import ServerAddress
+from saccade.bench.soak.soak_client import CONNECT_S, SoakClient
+from saccade.bench.soak.soak_files import image_sizes
+from saccade.bench.soak.soak_requests import SoakTarget, make_request
+from saccade.bench.soak.soak_samples import BUSY, FILES, is_idle, metric_figures, process_figures
+from saccade.bench.soak.soak_settings import WARM_UP, SoakSettings
+from saccade.bench.soak.soak_verdict import ResourceVerdict, Tally, Unexpected, judge_resources
+from saccade.errors import ConfigError
+
+HEALTH_S = 0.2  # between two questions
+IDLE_S = 120.0  # in which a server must come to rest without load
+SETTLE_S = 0.3  # sockets close, processes are replaced
+POLL_S = 0.05
+MOST_UNEXPECTED = 100  # then the soak ends
+LATENCIES = 10_000  # of which a median is taken
+DEFAULT_LEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SoakReport:
+    seconds: float
+    is_interrupted: bool
+    seed: int
+    model: str
+    requests: int
+    answers: dict[str, dict[str, int]]
+    image_sizes: int
+    num_unexpected: int
+    unexpected: list[Unexpected]
+    resources: list[ResourceVerdict]
+    idle_moments: int
+    health_median_ms: float
+    health_largest_ms: float
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        are_flat = all(resource.is_flat is not False for resource in self.resources)
+        return are_flat and not self.num_unexpected and not self.problems
+
+
+class Soak:
+    """One run against one server. `pid`: its process, if it is on this machine."""
+
+    def __init__(self, url: str, settings: SoakSettings, pid: int | None, say: Callable[[str], None]) -> None:
+        self._settings, self._pid, self._say = settings, pid, say
+        self._url, self._address = url, ServerAddress.of(url)
+        self._watcher, self._prober, self._looker = self._client(), self._client(), self._client()
+        self._tally = Tally()
+        self._indices = count()
+        self._sizes: set[tuple[int, int]] = set()
+        self._start: dict[str, float] = {}
+        self._idle: list[dict[str, float]] = []
+        self._idle_at: list[float] = []
+        self._peaks: dict[str, float] = {}
+        self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._largest_s = 0.0
+        self._problems: list[str] = []
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """End it with the report so far, as Ctrl-C does."""
+        self._stop.set()
+
+    async def run(self) -> SoakReport:
+        """Ctrl-C stops it."""
+        target = await self._describe()
+        loop = asyncio.get_running_loop()
+        hears_signals = current_thread() is main_thread()
+        if hears_signals:
+            loop.add_signal_handler(signal.SIGINT, self.stop)
+        self._start = await self._figures(self._watcher)
+        self._begun = monotonic()
+        watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
+        try:
+            while self._left_s() > 0 and not self._is_over():
+                await self._load(target)
+                await self._rest()
+        finally:
+            if hears_signals:
+                loop.remove_signal_handler(signal.SIGINT)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            for client in (self._watcher, self._prober, self._looker):
+                client.close()
+        return self._report(target)
+
+    def _client(self) -> SoakClient:
+        return SoakClient(self._address, self._settings.api_key, self._settings.request_timeout_s)
+
+    def _left_s(self) -> float:
+        return self._begun + self._settings.seconds - monotonic()
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MOST_UNEXPECTED
+
+    async def _describe(self) -> SoakTarget:
+        try:
+            status, body, _ = await self._watcher.get("/v1/models")
+            [card, *_] = orjson.loads(body)["data"]
+            told = card.get("capabilities")
+        except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
+            raise ConfigError(f"{self._url} does not answer /v1/models as a server does (--url, --api-key)") from None
+        if status != 200:
+            raise ConfigError(f"/v1/models was answered with {status} (--api-key)")
+        has_images = told is None or "multimodal" in told
+        sizes = image_sizes(self._settings.image_sizes, self._settings.seed)
+        return SoakTarget(str(card["id"]), has_images, card.get("max_model_len") or DEFAULT_LEN, sizes)
+
+    async def _load(self, target: SoakTarget) -> None:
+        """Sends requests until the cycle's end, and waits for their answers."""
+        end = monotonic() + min(self._settings.cycle_s, self._left_s())
+        workers = [asyncio.create_task(self._work(target, end)) for _ in range(self._settings.concurrency)]
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            pending: set[asyncio.Task[None]] = set(workers)
+            while pending and not self._is_over():
+                _, rest = await asyncio.wait({*pending, stop}, return_when=asyncio.FIRST_COMPLETED)
+                pending &= rest
+        finally:
+            for task in (*workers, stop):
+                task.cancel()
+            results = await asyncio.gather(*workers, stop, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _work(self, target: SoakTarget, end: float) -> None:
+        client = self._client()
+        try:
+            while monotonic() < end and not self._is_over():
+                index = next(self._indices)
+                request = await asyncio.to_thread(make_request, self._settings.seed, index, target)
+                self._sizes.update(request.sizes)
+                self._tally.note(request, await client.send(request))
+        finally:
+            client.close()
+
+    async def _rest(self) -> None:
+        """Waits until the server is idle and notes what it holds."""
+        deadline = monotonic() + IDLE_S
+        figures = await self._figures(self._watcher)
+        while not self._is_idle(figures) and not self._stop.is_set():
+            if monotonic() > deadline:
+                held = ", ".join(f"{name} {figures.get(name, 'unknown')}" for name in BUSY if figures.get(name) != 0)
+                self._problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
+                return
+            await asyncio.sleep(POLL_S)
+            figures = await self._figures(self._watcher)
+        if self._stop.is_set():
+            return
+        await asyncio.sleep(SETTLE_S)
+        self._idle.append(await self._figures(self._watcher))
+        self._idle_at.append(monotonic() - self._begun)
+        self._say(self._progress())
+
+    def _is_idle(self, figures: dict[str, float]) -> bool:
+        """A server that is too busy to tell what runs is not idle."""
+        return is_idle(figures) and all(name in figures for name in BUSY if name in self._peaks)
+
+    async def _figures(self, client: SoakClient) -> dict[str, float]:
+        """Of now; what cannot be had is left out."""
+        found = {} if self._pid is None else await asyncio.to_thread(process_figures, self._pid)
+        with suppress(OSError, TimeoutError, ValueError):
+            status, body, _ = await client.get("/metrics")
+            if status == 200:
+                found |= await asyncio.to_thread(metric_figures, body.decode())
+        for name, value in found.items():
+            self._peaks[name] = max(value, self._peaks.get(name, value))
+        return found
+
+    async def _look(self) -> None:
+        """Under load, for the peaks. No connection of its own is left for the idle moments."""
+        while True:
+            await asyncio.sleep(self._settings.look_s)
+            await self._figures(self._looker)
+            self._looker.close()
+
+    async def _probe(self) -> None:
+        """Asks /health all the time. Whatever is sent, it must be answered."""
+        while True:
+            try:
+                status, body, seconds = await self._prober.get("/health")
+                problem = "" if status == 200 else body.decode("utf-8", "replace")[:200]
+            except (OSError, TimeoutError) as error:
+                self._prober.close()
+                status, seconds, problem = 0, 0.0, f"{type(error).__name__}: no answer within {CONNECT_S:g} s"
+            if problem:
+                self._tally.note_unexpected(Unexpected(-1, "GET /health", status, problem))
+            else:
+                self._latencies.append(seconds)
+                self._largest_s = max(self._largest_s, seconds)
+            await asyncio.sleep(HEALTH_S)
+
+    def _progress(self) -> str:
+        figures = self._idle[-1]
+        memory = sum(value for name, value in figures.items() if name.startswith("RSS")) / 2**20
+        held = f"{memory:.0f} MiB, " if memory else ""
+        files = f"{figures[FILES]:g} files, " if FILES in figures else ""
+        return (
+            f"{max(0.0, self._left_s()) / 60:.1f} minutes left: {self._tally.num_requests} requests, "
+            f"{self._tally.num_unexpected} unexpected, {held}{files}/health {1e3 * self._largest_s:.0f} ms at most"
+        )
+
+    def _report(self, target: SoakTarget) -> SoakReport:
+        seconds = monotonic() - self._begun
+        warm_s = WARM_UP * min(seconds, self._settings.seconds)
+        warm = [figures for figures, at_s in zip(self._idle, self._idle_at, strict=True) if at_s >= warm_s]
+        settings = self._settings
+        resources = judge_resources(
+            self._start, warm, self._peaks, settings.rss_allowance_mib, is_gpu_shared=settings.gpu_is_shared
+        )
+        return SoakReport(
+            seconds=seconds,
+            is_interrupted=self._stop.is_set(),
+            seed=self._settings.seed,
+            model=target.model,
+            requests=self._tally.num_requests,
+            answers=dict(sorted(self._tally.answers.items())),
+            image_sizes=len(self._sizes),
+            num_unexpected=self._tally.num_unexpected,
+            unexpected=self._tally.unexpected,
+            resources=resources,
+            idle_moments=len(warm),
+            health_median_ms=1e3 * median(self._latencies) if self._latencies else 0.0,
+            health_largest_ms=1e3 * self._largest_s,
+            problems=self._problems,
+        )

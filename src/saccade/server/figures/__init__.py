@@ -1,0 +1,1 @@
+"""Figures of the front end: metrics, spans, load, traces."""

@@ -1,0 +1,116 @@
+"""GET /openapi.json, from the same models that check requests."""
+
+from functools import cache
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from saccade import __version__
+from saccade.server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from saccade.server.operators.openapi_examples import EXAMPLES
+from saccade.server.requests.messages_protocol import CountTokensRequest, MessagesRequest
+from saccade.server.requests.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
+from saccade.server.requests.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+    Wire,
+    json_object,
+)
+from saccade.server.requests.responses_protocol import ResponsesRequest
+from saccade.wire.trace_records import MAX_TRACE_S
+
+POSTS: dict[str, tuple[type[Wire], str]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
+    "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation."),
+    "/v1/completions": (CompletionRequest, "Continue a text."),
+    "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it."),
+    "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts, or of a conversation with images."),
+    "/v1/score": (ScoreRequest, "How well texts fit a text."),
+    "/score": (ScoreRequest, "The same, at another path."),
+    "/v1/rerank": (RerankRequest, "Documents in the order of how well they fit a query."),
+    "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
+    "/rerank": (RerankRequest, "The same, at another path."),
+    "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
+    "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
+    "/detokenize": (DetokenizeRequest, "Text of tokens."),
+    "/abort_request": (AbortRequest, "End a request."),
+}
+GETS = {
+    "/v1/models": "The model.",
+    "/health": "Whether the server is alive.",
+    "/ready": "Whether requests are taken.",
+    "/health_generate": "Whether the engine gives tokens.",
+    "/ping": "Whether the server is alive.",
+    "/load": "Requests inside.",
+    "/metrics": "Numbers for Prometheus.",
+    "/version": "The version.",
+    "/graphs": "Every graph, by phase; and the ranks that share the model.",
+    "/live": "What the engine does now: requests, caches, the newest passes (`since`: a number), the last minutes.",
+    "/server_info": "Limits and state.",
+    "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
+    "/trace": "What the engine does in the next seconds, as Perfetto reads it.",
+}
+# Without a body.
+ACTIONS = {
+    "/start_profile": "Profile the engine with torch.profiler (--profile-folder).",
+    "/stop_profile": "End the profile, and name its file.",
+}
+_SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TRACE_S, "default": 5}
+_REFS = "#/components/schemas/{model}"
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERROR_FIELDS: dict[str, Any] = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": _TEXT_OR_NULL,
+    "code": _TEXT_OR_NULL,
+}
+_ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS))
+
+
+@cache
+def build_document() -> dict[str, Any]:
+    kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
+    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
+    paths: dict[str, Any] = {}
+    for path, (kind, text) in POSTS.items():
+        schema = {"$ref": _REFS.format(model=kind.__name__)}
+        body = {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLES[path]}}}
+        paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
+    paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
+    paths |= {path: {"post": _operation(path, text)} for path, text in ACTIONS.items()}
+    paths["/trace"]["get"]["parameters"] = [{"name": "seconds", "in": "query", "schema": _SECONDS}]
+    paths["/v1/models/{name}"] = {
+        "get": {
+            **_operation("/v1/models/{name}", "One model."),
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+        }
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**found["$defs"], "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, text: str) -> dict[str, Any]:
+    error = {
+        "description": "An error.",
+        "content": {"application/json": {"schema": {"$ref": _REFS.format(model="Error")}}},
+    }
+    security: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{"key": []}]
+    note = " Needs the administrator's key." if path in ADMIN_PATHS else ""
+    return {
+        "summary": text + note,
+        "security": security,
+        "responses": {"200": {"description": "What was asked for."}, "default": error},
+    }

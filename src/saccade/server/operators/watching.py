@@ -1,0 +1,95 @@
+"""Operators' routes that look at what the engine does: /trace, /start_profile, /stop_profile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.client.served import WatchedEngine
+from saccade.errors import RequestError
+from saccade.server.figures.trace_events import trace_document
+from saccade.server.http_errors import HttpError
+from saccade.server.service import Service
+from saccade.wire.trace_records import MAX_TRACE_S
+
+GRACE_S = 30.0  # to fetch a trace that has ended
+ANSWER_S = 60.0  # for an engine that writes a profile
+JSON = "application/json"
+
+
+class WatchRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._is_tracing = False
+
+    async def trace(self, request: Request) -> Response:
+        """Records what the engine does for some seconds. One trace at a time."""
+        seconds = _seconds(request.query_params.get("seconds", "5"))
+        engine, traced = self._one(), self._service.traced
+        with self._alone():
+            async with _answered():
+                await engine.begin_trace(seconds + GRACE_S)
+            with traced.recording():
+                await asyncio.sleep(seconds)
+                async with _answered():
+                    found = await engine.end_trace()
+                prepared = traced.known()
+        if found is None:
+            raise HttpError(503, "the engine recorded nothing; try again", code="busy", retry_after_s=1.0)
+        text = await asyncio.to_thread(lambda: orjson.dumps(trace_document(found, prepared)))
+        return Response(text, media_type=JSON)
+
+    async def start_profile(self, request: Request) -> Response:
+        settings = self._service.settings
+        if not settings.profile_folder:
+            raise HttpError(400, "profiles have no folder; start the server with --profile-folder", code="no_folder")
+        async with _answered():
+            await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
+        told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
+        return Response(orjson.dumps(told), media_type=JSON)
+
+    async def stop_profile(self, request: Request) -> Response:
+        async with _answered():
+            file = await self._one().stop_profile()
+        return Response(orjson.dumps({"status": "stopped", "file": file}), media_type=JSON)
+
+    def _one(self) -> WatchedEngine:
+        engine = self._service.engine
+        if not isinstance(engine, WatchedEngine):
+            text = "traces and profiles are of one engine, and this server has several; ask one that stands alone"
+            raise HttpError(400, text, code="several_engines")
+        return engine
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._is_tracing:
+            raise HttpError(409, "another trace is being recorded; try again when it has ended", code="busy")
+        self._is_tracing = True
+        try:
+            yield
+        finally:
+            self._is_tracing = False
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_S:
+        shown = text[:40]
+        raise RequestError(f"seconds is {shown!r}; allowed are numbers up to {MAX_TRACE_S:g}", param="seconds")
+    return seconds
+
+
+@asynccontextmanager
+async def _answered() -> AsyncIterator[None]:
+    """The engine answers between two steps, or when it has written a profile."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            yield
+    except TimeoutError:
+        raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=5.0) from None

@@ -1,0 +1,1 @@
+"""From what the engine sends to a reply, whole or streamed."""

@@ -1,0 +1,302 @@
+"""From a body to a job for the engine: parse, check, fetch and decode media, tokenize. The event loop does short texts
+itself. Slow work runs in worker threads: bodies in their own, so that a request's deadline is known however many images
+are decoded, and what has media in others than text, which never waits behind it."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
+from saccade.inputs.chat_messages import MediaRef, find_sources
+from saccade.inputs.media_loader import Hold
+from saccade.inputs.placeholders import Prompt
+from saccade.server.http.body_scan import Body
+from saccade.server.http.exchange import HttpExchange
+from saccade.server.http.json_body import joined
+from saccade.server.http_errors import HttpError, too_late
+from saccade.server.requests.protocol import Wire
+from saccade.server.requests.reading import ignored_header, read_request
+from saccade.server.requests.structure import structure_param
+from saccade.server.service import Service
+from saccade.server.sharing.admission import Place
+from saccade.wire.grammar import check_grammar
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
+
+R = TypeVar("R", bound=Wire)
+
+SHORT_BYTES = 8 * 1024  # of a body: the loop takes half a millisecond for an ordinary text, and 13 for the worst found
+TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
+
+
+@dataclass(slots=True)
+class RequestJob(Generic[R]):
+    """`seconds` holds the time of each stage. The two params name the prompt and the output's structure in errors."""
+
+    request: R
+    params: SamplingParams
+    model: str
+    public_id: str
+    prompts: tuple[Prompt, ...] = ()
+    deadline: float | None = None
+    cache_salt: str | None = None
+    turn: Turn = NEXT
+    wants_timings: bool = False
+    ignored: tuple[str, ...] = ()
+    prompt_param: str = "prompt"
+    structure_param: str = "response_format"
+    is_thinking: bool = False  # the prompt ends inside a reasoning block
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class PromptRoute(ABC, Generic[R]):
+    """A route whose requests become prompts. `is_count`: nothing is run, so prompts may exceed the model's length.
+    `has_answer`: a prompt must leave room for a token."""
+
+    kind: type[R]
+    prompt_param = "prompt"
+    is_count = False
+    has_answer = True
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether a request may continue a stored conversation, so that a short body can stand for a long prompt."""
+        return False
+
+    @abstractmethod
+    async def reply(self, exchange: HttpExchange, job: RequestJob[R]) -> Response: ...
+
+    def params(self, request: R) -> SamplingParams:
+        """Checks the request, too."""
+        return SamplingParams()
+
+    def messages(self, request: R) -> list[Any] | None:
+        """Messages whose media must be fetched before the prompts can be made; None if there are none."""
+        return None
+
+    async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
+        """Those messages with their media."""
+        loaded: list[Any] = await self.service.media.resolve(messages, hold)
+        return loaded
+
+    def has_media(self, request: R) -> bool:
+        """Whether prompts have images or videos, fetched or not."""
+        return False
+
+    def is_plain_text(self, request: R) -> bool:
+        """Whether it is one prompt of text and asks for no structure: then a short body is little work."""
+        return False
+
+    @abstractmethod
+    def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
+
+    def structure_param(self, request: R) -> str:
+        """The field that asks for structure; if none does, tools do."""
+        return structure_param(request) or "tools"
+
+    def read(self, exchange: HttpExchange, body: Body) -> tuple[R, tuple[str, ...]]:
+        """The checked request, and the names of fields that nobody reads."""
+        return read_request(self.kind, body, self.service.settings.max_body_values)
+
+    def rename(self, error: RequestError, request: R) -> None:
+        """Makes an error about a request that was read name what this route's clients call the field."""
+
+    def settle(self, job: RequestJob[R]) -> None:
+        """Decisions that need the prompts."""
+
+    async def create(self, request: Request) -> Response:
+        exchange = HttpExchange.of(request)
+        job = await self._take_in(exchange)
+        return await self.reply(exchange, job)
+
+    @contextmanager
+    def _naming(self, request: R) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            self.rename(error, request)
+            raise
+
+    async def _take_in(self, exchange: HttpExchange) -> RequestJob[R]:
+        """The job of an exchange, whose place is held until the exchange ends."""
+        service, settings = self.service, self.service.settings
+        service.check_open()
+        assert exchange.caller is not None, "its key was checked"
+        place = exchange.exits.enter_context(service.admission.enter(exchange.caller))
+        limit, timeout_s = settings.max_body_bytes, settings.body_timeout_s
+        parts = await exchange.body(limit=limit, timeout_s=timeout_s, hold=place.hold, turns=service.read_turns)
+        received = monotonic()
+        place.prepare()
+        job = await self._make_job(exchange, parts, place)
+        job.seconds["receive"] = received - exchange.arrival
+        job.seconds["prepare"] = monotonic() - received
+        for stage, seconds in job.seconds.items():
+            service.metrics.note_stage(stage, seconds)
+        if settings.strict:
+            exchange.extra_headers.append(ignored_header(job.ignored))
+        place.pass_on()
+        return job
+
+    async def _make_job(self, exchange: HttpExchange, parts: list[bytes], place: Place) -> RequestJob[R]:
+        """Takes the parts of the body out of their list."""
+        service, caller = self.service, place.caller
+        if place.num_bytes > SHORT_BYTES or self.may_continue:
+            job, messages = await service.in_parser(caller, self._read, exchange, parts, place)
+        else:
+            taken = await service.in_loop(caller, self._take_short, exchange, parts, place)
+            if isinstance(taken, RequestJob):
+                return taken
+            job, messages = await service.in_parser(caller, self._begin, exchange, *taken, place)
+        with self._naming(job.request):
+            await self._prepare(job, messages, place)
+        return job
+
+    def _read(self, exchange: HttpExchange, parts: list[bytes], place: Place) -> tuple[RequestJob[R], list[Any] | None]:
+        begun = monotonic()
+        with place.working():
+            request, ignored = self.read(exchange, joined(parts))
+        return self._begin(exchange, request, ignored, monotonic() - begun, place)
+
+    def _begin(
+        self, exchange: HttpExchange, request: R, ignored: tuple[str, ...], read_s: float, place: Place
+    ) -> tuple[RequestJob[R], list[Any] | None]:
+        """The job, and the messages whose media must be fetched."""
+        begun = monotonic()
+        with place.working(), self._naming(request):
+            job = self._new_job(exchange, request, ignored)
+            messages = self.messages(request)
+        job.seconds["parse"] = read_s + monotonic() - begun
+        return job, messages
+
+    def _take_short(
+        self, exchange: HttpExchange, parts: list[bytes], place: Place
+    ) -> RequestJob[R] | tuple[R, tuple[str, ...], float]:
+        """The whole job of a plain text; of anything else what was read, and in how many seconds."""
+        begun = monotonic()
+        request, ignored = self.read(exchange, joined(parts))
+        read_s = monotonic() - begun
+        if not self.is_plain_text(request):
+            return request, ignored, read_s
+        job, _ = self._begin(exchange, request, ignored, read_s, place)
+        if job.deadline is not None and monotonic() > job.deadline:
+            raise too_late()
+        with self._naming(request):
+            self._work(job, None, place)
+        return job
+
+    def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
+        model = self.service.check_model(getattr(request, "model", None))
+        wants_timings = bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers
+        params = self.params(request)
+        if wants_timings:
+            params = replace(params, reports_passes=True)
+        structure = "" if params.grammar is None else self.structure_param(request)
+        if params.grammar is not None:
+            check_grammar(params.grammar, param=structure)
+        return RequestJob(
+            request,
+            params,
+            model,
+            _given_id(request) or exchange.id,
+            deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
+            cache_salt=getattr(request, "cache_salt", None),
+            turn=_turn(exchange, getattr(request, "priority", None) or 0),
+            wants_timings=wants_timings,
+            ignored=ignored,
+            prompt_param=self.prompt_param,
+            structure_param=structure,
+        )
+
+    async def _prepare(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        """Fetches and decodes media and makes the prompts, within the request's deadline."""
+        begun = monotonic()
+        left = None if job.deadline is None else max(job.deadline - begun, 0.0)
+        has_media = messages is not None or self.has_media(job.request)
+        if has_media:
+            place.prepare_media()
+        try:
+            async with asyncio.timeout(left):
+                if messages is not None:
+                    messages = await self.load(messages, place.hold)
+                    job.seconds["fetch"] = monotonic() - begun
+                in_thread = self.service.in_media_thread if has_media else self.service.in_thread
+                await in_thread(place.caller, self._work, job, messages, place)
+        except TimeoutError:
+            raise too_late() from None
+
+    def _work(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        with place.working():
+            self._make_prompts(job, messages, place)
+
+    def _make_prompts(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        begun = monotonic()
+        longest = self.service.max_model_len - self.has_answer
+        allowance = Allowance(
+            max_tokens=longest,
+            is_count=self.is_count,
+            has_answer=self.has_answer,
+            hold=place.hold,
+            go_on=place.go_on,
+            waiting=partial(self.service.waiting, place.caller),
+            beside=self.service.beside_media,
+            caller=place.caller,
+        )
+        try:
+            job.prompts = self.prompts(job.request, messages, allowance)
+            self.settle(job)
+        except RecursionError:  # recursive checks fail at some depth, if the JSON parser did not
+            raise RequestError("the body is nested too deeply", code="invalid_json") from None
+        decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
+        if decoding:
+            job.seconds["decode_media"] = decoding
+        job.seconds["preprocess"] = monotonic() - begun - decoding
+
+
+def needs_loading(messages: Sequence[Any]) -> bool:
+    """Whether any source must be loaded first. Not so for an image's data URL, which the processor reads in the thread
+    that decodes it. Malformed messages are left for the processor to refuse."""
+    return not all(_is_inline(ref) for _, _, ref in find_sources(messages))
+
+
+def _is_inline(ref: MediaRef) -> bool:
+    return ref.kind == "image" and isinstance(ref.source, str) and ref.source[:5].lower() == "data:"
+
+
+def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
+    """A time of the monotonic clock: what the request asks for, within the server's limit."""
+    header = exchange.headers.get(TIMEOUT_HEADER)
+    if asked is None and header is not None:
+        try:
+            asked = float(header)
+        except ValueError:
+            asked = 0.0
+        if not 0 < asked <= 10**6:
+            raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
+    limits = [value for value in (asked, service.settings.request_timeout_s) if value]
+    return exchange.arrival + min(limits) if limits else None
+
+
+def _turn(exchange: HttpExchange, priority: int) -> Turn:
+    caller = exchange.caller
+    assert caller is not None, "its key was checked"
+    caller.check_priority(priority)
+    return Turn(priority, caller.name, caller.limits.weight)
+
+
+def _given_id(request: Wire) -> str | None:
+    first, second = getattr(request, "request_id", None), getattr(request, "rid", None)
+    if first and second and first != second:
+        raise RequestError("request_id and rid differ; send one of them", param="rid")
+    return first or second

@@ -1,0 +1,87 @@
+"""Request models of Anthropic's Messages API. Messages are checked elsewhere: `messages_request` reads their blocks,
+`inputs.chat_messages` what those become."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from saccade.server.requests.protocol import Int, Number, Priority, ProcessorKwargs, Texts, Tools, Wire, json_object
+
+_STRING = {"type": "string"}
+_SOURCE = {
+    "oneOf": [
+        json_object("type", "media_type", "data", type={"enum": ["base64"]}, media_type=_STRING, data=_STRING),
+        json_object("type", "url", type={"enum": ["url"]}, url=_STRING),
+    ]
+}
+_TEXT_BLOCK = json_object("type", "text", type={"enum": ["text"]}, text=_STRING)
+_BLOCK = {
+    "oneOf": [
+        _TEXT_BLOCK,
+        json_object("type", "source", type={"enum": ["image"]}, source=_SOURCE),
+        json_object("type", "tool_use_id", type={"enum": ["tool_result"]}, tool_use_id=_STRING, content=_STRING),
+    ]
+}
+_MESSAGE = json_object(
+    "role",
+    "content",
+    role={"enum": ["user", "assistant"]},
+    content={"oneOf": [_STRING, {"type": "array", "items": _BLOCK}]},
+)
+BlockMessages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
+System = Annotated[Any, WithJsonSchema({"oneOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK}]})]
+
+
+class Thinking(Wire):
+    """`budget_tokens` is not enforced: max_tokens bounds reasoning and answer together."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class MessagesToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Wire):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Wire):
+    """What makes a prompt."""
+
+    model: str | None = None
+    messages: BlockMessages
+    system: System = None
+    tools: Tools | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"container": (None,), "mcp_servers": (None, [])}
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: Annotated[Int, Field(ge=1)]
+    stop_sequences: Texts | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    stream: bool | None = None
+    # Extensions, named as in chat completions.
+    seed: Int | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    priority: Priority | None = None
+    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None

@@ -1,0 +1,94 @@
+"""Requests for vectors and scores: OpenAI's embeddings with vLLM's extensions, vLLM's scores, Jina's and Cohere's
+rerank. Fields about sampling are ignored, since nothing is generated."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from saccade.server.requests.protocol import (
+    Id,
+    Int,
+    Messages,
+    Number,
+    Priority,
+    ProcessorKwargs,
+    PromptField,
+    Wire,
+    json_object,
+)
+
+_STRING = {"type": "string"}
+_CONTENT = {"anyOf": [_STRING, json_object(text=_STRING, image=_STRING)]}
+
+
+def _read_items(value: Any) -> Any:
+    """One item or a list of them; what an item may be is checked later, in a worker thread."""
+    if isinstance(value, str | dict) or (isinstance(value, list) and all(isinstance(v, str | dict) for v in value)):
+        return value
+    raise PydanticCustomError("items", "must be text or an object, or a list of these")
+
+
+Item = Annotated[Any, BeforeValidator(_read_items), WithJsonSchema(_CONTENT)]
+Items = Annotated[
+    Any,
+    BeforeValidator(_read_items),
+    WithJsonSchema({"anyOf": [*_CONTENT["anyOf"], {"type": "array", "items": _CONTENT}]}),
+]
+
+
+class PoolingRequest(Wire):
+    model: str | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    priority: Priority | None = None
+    request_id: Id | None = None
+    rid: Id | None = None
+    timings: bool | None = None
+    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "stream": (None, False),
+        "truncate_prompt_tokens": (None,),
+        "chat_template": (None,),
+    }
+
+
+class EmbeddingRequest(PoolingRequest):
+    """`input`, or `messages`, whose conversation gets one embedding."""
+
+    input: PromptField | None = None
+    messages: Messages | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ScoreRequest(PoolingRequest):
+    """One text against one or many, or pairs; `queries` and `documents` are other names."""
+
+    text_1: Items | None = None
+    text_2: Items | None = None
+    queries: Items | None = None
+    documents: Items | None = None
+    instruction: str | None = None
+
+
+class RerankRequest(PoolingRequest):
+    query: Item
+    documents: Items
+    top_n: Int | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PoolingRequest.UNSUPPORTED,
+        "rank_fields": (None, []),
+        "max_tokens_per_doc": (None,),
+    }

@@ -1,0 +1,149 @@
+"""From a request's fields to sampling parameters."""
+
+from dataclasses import fields as fields_of
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from saccade.errors import RequestError
+from saccade.inputs.generation import GenerationDefaults
+from saccade.server.requests.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateParams,
+    GenerateRequest,
+    SamplingRequest,
+)
+from saccade.server.requests.structure import chosen_grammar
+from saccade.server.server_settings import ServerSettings
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+
+_SUGGESTED = tuple(field.name for field in fields_of(GenerationDefaults) if field.name != "eos_token_ids")
+COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
+_GENERATE_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "prompt_logprobs_start": "logprob_start_len",
+}
+
+
+Defaults = GenerationDefaults | None  # what the checkpoint suggests
+
+
+def chat_params(
+    request: ChatRequest, settings: ServerSettings, defaults: Defaults, calls: Grammar | None = None
+) -> SamplingParams:
+    """`calls` is the grammar of forced tool calls."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+    longest = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    fields = _common(request, settings, defaults)
+    if calls is not None:
+        if "grammar" in fields:
+            raise RequestError("a forced tool call leaves no room for other structure", param="tool_choice")
+        fields["grammar"] = calls
+    fields["max_tokens"] = longest
+    _check_empty(request, longest, "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens")
+    fields["logprobs"] = _logprobs("top_logprobs", (request.top_logprobs or 0) if request.logprobs else None, settings)
+    return _checked(fields, {} if request.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"})
+
+
+def completion_params(request: CompletionRequest, settings: ServerSettings, defaults: Defaults) -> SamplingParams:
+    """With `echo`, zero tokens are allowed: evaluations score a text that way."""
+    fields = _common(request, settings, defaults)
+    fields["max_tokens"] = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    _check_empty(request, fields["max_tokens"], "max_tokens", is_scored=bool(request.echo))
+    fields["logprobs"] = _logprobs("logprobs", request.logprobs, settings)
+    if request.echo and request.logprobs is not None:
+        fields["prompt_logprobs"] = max(request.logprobs, fields.get("prompt_logprobs") or 0)
+    return SamplingParams(**fields)
+
+
+def generate_params(request: GenerateRequest, settings: ServerSettings, defaults: Defaults) -> SamplingParams:
+    params = request.sampling_params or GenerateParams()
+    fields = _common(params, settings, defaults)
+    own = {
+        "min_tokens": params.min_new_tokens,
+        "seed": params.sampling_seed,
+        "include_stop_str_in_output": params.no_stop_trim,
+    }
+    fields |= {name: value for name, value in own.items() if value is not None}
+    fields["max_tokens"] = GENERATE_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    if request.return_logprob:
+        fields["logprobs"] = _logprobs("top_logprobs_num", request.top_logprobs_num or 0, settings)
+        if (start := request.logprob_start_len) is not None and start != -1:
+            fields["prompt_logprobs"], fields["prompt_logprobs_start"] = fields["logprobs"], max(start, 0)
+    return _checked(fields, _GENERATE_NAMES)
+
+
+def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
+    """The request's values; where unset, the checkpoint's, else the defaults of `SamplingParams`."""
+    values: dict[str, Any] = {name: getattr(request, name) for name in _shared_names(type(request))}
+    if defaults is not None:
+        values |= {name: getattr(defaults, name) for name in _SUGGESTED if values.get(name) is None}
+    values["n"] = _count(request.n, settings)
+    values["stop"] = _stop(request.stop, settings)
+    values["logit_bias"] = _biases(request.logit_bias)
+    if isinstance(request, SamplingRequest):
+        values["prompt_logprobs"] = _logprobs("prompt_logprobs", request.prompt_logprobs, settings)
+    values["grammar"] = chosen_grammar(request)
+    if isinstance(request, SamplingRequest) and request.stream and request.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@cache
+def _shared_names(kind: type[BaseModel]) -> tuple[str, ...]:
+    """The sampling parameters that requests of a kind have under the same name."""
+    return tuple(field.name for field in fields_of(SamplingParams) if field.name in kind.model_fields)
+
+
+def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
+    """Zero tokens make sense only for the prompt's scores; otherwise it is a mistake."""
+    if longest == 0 and not is_scored and request.prompt_logprobs is None:
+        text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
+        raise RequestError(text, param=name, code="invalid_value")
+
+
+def _count(n: int | None, settings: ServerSettings) -> int:
+    if n is not None and not 1 <= n <= settings.max_n:
+        raise RequestError(f"n: allowed are 1..{settings.max_n} (--max-n)", param="n", code="invalid_value")
+    return 1 if n is None else n
+
+
+def _stop(stop: str | list[str] | None, settings: ServerSettings) -> str | list[str] | None:
+    if isinstance(stop, list) and len(stop) > settings.max_stop_strings:
+        text = f"stop has {len(stop)} strings; the limit is {settings.max_stop_strings} (--max-stop-strings)"
+        raise RequestError(text, param="stop", code="invalid_value")
+    return stop
+
+
+def _checked(fields: dict[str, Any], names: dict[str, str]) -> SamplingParams:
+    """Errors use the request's name for a field."""
+    try:
+        return SamplingParams(**fields)
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None:
+            raise
+        message = str(error).replace(error.param or "", name, 1)
+        raise RequestError(message, param=name, code=error.code) from None
+
+
+def _logprobs(name: str, count: int | None, settings: ServerSettings) -> int | None:
+    if count is not None and not 0 <= count <= settings.max_logprobs:
+        raise RequestError(f"{name}: allowed are 0..{settings.max_logprobs} (--max-logprobs)", param=name)
+    return count
+
+
+def _biases(biases: dict[str, float] | None) -> dict[int, float] | None:
+    if biases is None:
+        return None
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias has more than {MAX_LOGIT_BIAS} tokens, which is the limit", param="logit_bias")
+    if not all(key.isascii() and key.isdigit() and len(key) < 11 for key in biases):
+        raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
+    return {int(key): value for key, value in biases.items()}

@@ -1,0 +1,103 @@
+"""Request model of OpenAI's Responses API. Items of the input are read by `responses_request`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from saccade.server.requests.protocol import Int, Number, Priority, ProcessorKwargs, Texts, Tools, Wire, json_object
+
+_STRING = {"type": "string"}
+_PART = {
+    "oneOf": [
+        json_object("type", "text", type={"enum": ["input_text"]}, text=_STRING),
+        json_object("type", "image_url", type={"enum": ["input_image"]}, image_url=_STRING),
+    ]
+}
+_ITEM = json_object(
+    "role",
+    "content",
+    type={"enum": ["message"]},
+    role={"enum": ["user", "assistant", "system", "developer"]},
+    content={"oneOf": [_STRING, {"type": "array", "items": _PART}]},
+)
+
+
+def _text_or_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("input", "must be text or a list of items")
+    return value
+
+
+Input = Annotated[
+    Any,
+    BeforeValidator(_text_or_list),
+    WithJsonSchema({"oneOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]}),
+]
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, fail_fast=True),
+]
+
+
+class TextFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Wire):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(Wire):
+    """Of the efforts only "none" means something: templates can switch thinking off, not measure it."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(Wire):
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    stream: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: Texts | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    store: bool | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # Extensions, named as in chat completions.
+    top_k: Int | None = None
+    seed: Int | None = None
+    stop: str | Texts | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    priority: Priority | None = None
+    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": (None,),
+        "moderation": (None,),
+        "prompt": (None,),
+        "top_logprobs": (None, 0),
+    }

@@ -1,0 +1,216 @@
+"""From a request of OpenAI's Responses API to a chat request."""
+
+from typing import Any
+
+import orjson
+
+from saccade.server.requests.protocol import JsonSchema, ResponseFormat
+from saccade.server.requests.responses_protocol import ResponsesRequest
+from saccade.server.requests.translated import ChatBuilder, TranslatedChat, shown, unsupported, wrong
+from saccade.server.response_store import StoredConversation
+
+NAMES = (
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"max_tokens", "max_output_tokens"),
+    (r"response_format.*", "text.format"),
+    (r"messages$", "input"),
+)
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "parallel_tool_calls",
+    "cache_salt",
+    "priority",
+    "timeout",
+    "mm_processor_kwargs",
+)
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_ROLES = ("user", "assistant", "system", "developer")
+HARMLESS_INCLUDES = frozenset({"reasoning.encrypted_content"})  # nothing is encrypted here, so nothing is missing
+
+
+class ResponsesChat(TranslatedChat):
+    """`asked` is what the client sent, without its input."""
+
+    asked: ResponsesRequest
+    is_kept: bool
+
+
+def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: bool) -> ResponsesChat:
+    """`before` is the conversation that the input goes on with."""
+    _check(asked)
+    items = input_items(asked)
+    builder = ChatBuilder()
+    if asked.instructions:
+        builder.add({"role": "system", "content": asked.instructions}, "instructions")
+    for item in before.items:
+        _add_item(builder, item, "previous_response_id")
+    for i, item in enumerate(items):
+        _add_item(builder, item, "input" if isinstance(asked.input, str) else f"input[{i}]")
+    if not items or not builder.messages:
+        raise wrong("it must have at least one message", "input")
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
+    fields |= _tool_fields(asked) | _format_fields(asked)
+    fields["max_tokens"] = asked.max_output_tokens
+    fields["chat_template_kwargs"] = _variables(asked)
+    fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
+    return ResponsesChat(messages=builder.messages, places=builder.places, is_kept=is_kept, **fields)
+
+
+def input_items(asked: ResponsesRequest) -> list[Any]:
+    if isinstance(asked.input, str):
+        return [{"type": "message", "role": "user", "content": asked.input}]
+    return list(asked.input)
+
+
+def _check(asked: ResponsesRequest) -> None:
+    if asked.truncation == "auto":
+        text = "auto is not supported; send disabled, and leave out of the input what does not fit"
+        raise unsupported(text, "truncation")
+    try:  # they are a part of every reply
+        orjson.dumps([[[asked.tools, asked.tool_choice, asked.text and asked.text.model_dump()]]])
+    except TypeError:
+        raise wrong("tools, tool_choice or text are nested too deeply", "tools") from None
+    for i, name in enumerate(asked.include or ()):
+        if name not in HARMLESS_INCLUDES:
+            raise unsupported(f"{shown(name)} is not supported; leave it out", f"include[{i}]")
+
+
+def _add_item(builder: ChatBuilder, item: Any, at: str) -> None:
+    if not isinstance(item, dict):
+        raise wrong("an item must be an object", at)
+    match item.get("type") or "message":
+        case "message":
+            _add_message(builder, item, at)
+        case "function_call":
+            _add_call(builder, item, at)
+        case "function_call_output":
+            _add_output(builder, item, at)
+        case "reasoning":
+            _add_reasoning(builder, item, at)
+        case kind:
+            allowed = "message, function_call, function_call_output and reasoning can be sent"
+            raise unsupported(f"an item of type {shown(kind)} is not supported; {allowed}", at)
+
+
+def _add_message(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
+    role, content = item.get("role"), item.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise wrong(f"it must be one of {', '.join(_ROLES)}", f"{at}.role")
+    parts, places = (content, []) if isinstance(content, str) else _parts(content, f"{at}.content")
+    if role == "assistant":
+        if not isinstance(parts, str):
+            parts = "".join(_text_of(part, place) for part, place in zip(parts, places, strict=True))
+        last = builder.messages[-1] if builder.messages else {}
+        if last.get("role") == "assistant" and not last["content"] and not last.get("tool_calls"):
+            last["content"] = parts  # the answer behind its reasoning
+            return
+        places = []
+    builder.add({"role": role, "content": parts}, at, parts=places)
+
+
+def _parts(content: Any, at: str) -> tuple[list[dict[str, Any]], list[str]]:
+    if not isinstance(content, list):
+        raise wrong("it must be a string or a list of parts", at)
+    places = [f"{at}[{j}]" for j in range(len(content))]
+    return [_part(part, place) for part, place in zip(content, places, strict=True)], places
+
+
+def _part(part: Any, at: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise wrong("a part must be an object with a type", at)
+    if kind in _TEXT_PARTS:
+        text = part.get(_TEXT_PARTS[kind])
+        if not isinstance(text, str):
+            raise wrong(f"a part of type {kind} needs a text", at)
+        return {"type": "text", "text": text}
+    if kind != "input_image":
+        raise unsupported(f"a part of type {shown(kind)} is not supported; send input_text or input_image", at)
+    url = part.get("image_url")
+    if not isinstance(url, str) or not url:
+        raise unsupported("an image needs an image_url: a URL or a data URL; files are not stored here", at)
+    detail = {"original": "high"}.get(part["detail"], part["detail"]) if isinstance(part.get("detail"), str) else None
+    return {"type": "image_url", "image_url": {"url": url} | ({"detail": detail} if detail else {})}
+
+
+def _text_of(part: dict[str, Any], at: str) -> str:
+    if part["type"] != "text":
+        raise wrong("a message of the assistant can have text only", at)
+    text: str = part["text"]
+    return text
+
+
+def _add_call(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
+    """Calls belong to the assistant's message before them."""
+    call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
+    if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
+        raise wrong("function_call needs call_id, name and arguments, which is JSON text", at)
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    if not builder.messages or builder.messages[-1]["role"] != "assistant":
+        builder.add({"role": "assistant", "content": ""}, at)
+    calls = builder.messages[-1].setdefault("tool_calls", [])
+    builder.places[f"messages[{len(builder.messages) - 1}].tool_calls[{len(calls)}]"] = at
+    calls.append(call)
+
+
+def _add_output(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
+    call_id, output = item.get("call_id"), item.get("output")
+    if not isinstance(call_id, str):
+        raise wrong("function_call_output needs the call_id that it answers", at)
+    content, places = (output, []) if isinstance(output, str) else _parts(output, f"{at}.output")
+    builder.add({"role": "tool", "tool_call_id": call_id, "content": content}, at, parts=places)
+
+
+def _add_reasoning(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
+    """What the model thought before the answer that follows, if the item has it in plain text."""
+    content = item.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if texts:
+        builder.add({"role": "assistant", "content": "", "reasoning_content": "".join(texts)}, at)
+
+
+def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())]
+    choice = asked.tool_choice
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            kind = shown(choice.get("type"))
+            raise unsupported(
+                f"one of type {kind} is not supported; use none, auto, required or a function", "tool_choice"
+            )
+        choice = {"name": choice.get("name")}
+    return {"tools": tools or None, "tool_choice": choice}
+
+
+def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        kind = shown(tool.get("type"))
+        raise unsupported(f"a tool of type {kind} is not supported; only functions of your own are", at)
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k in _FUNCTION and v is not None}}
+
+
+_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
+
+
+def _format_fields(asked: ResponsesRequest) -> dict[str, Any]:
+    wanted = asked.text.format if asked.text is not None else None
+    if wanted is None:
+        return {}
+    if wanted.type == "json_schema" and wanted.schema_ is None:
+        raise wrong("a format of type json_schema needs a schema", "text.format.schema")
+    schema = JsonSchema(schema=wanted.schema_) if wanted.schema_ is not None else None
+    return {"response_format": ResponseFormat(type=wanted.type, json_schema=schema)}
+
+
+def _variables(asked: ResponsesRequest) -> dict[str, Any] | None:
+    if asked.reasoning is None or asked.reasoning.effort != "none":
+        return asked.chat_template_kwargs
+    return {"enable_thinking": False} | (asked.chat_template_kwargs or {})

@@ -1,0 +1,97 @@
+"""All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from saccade.errors import RequestError
+from saccade.server.requests.protocol import GenerateParams, ResponseFormat, SamplingRequest, StructuredOutputs
+from saccade.wire.grammar import Grammar
+
+Asked = list[tuple[str, Grammar]]
+_KINDS = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "lark",
+}
+
+
+def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
+    """The grammar a request asks for; asking in two ways is an error."""
+    asked = _asked(request)
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked[:2])
+        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
+    return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
+
+
+def structure_param(request: object) -> str | None:
+    asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
+    return asked[0][0] if asked else None
+
+
+def _wants_whitespace(request: SamplingRequest | GenerateParams) -> bool:
+    """JSON is compact unless `disable_any_whitespace` is false, in vLLM's structured_outputs or beside the others."""
+    inner = getattr(request, "structured_outputs", None)
+    wishes = (getattr(where, "disable_any_whitespace", None) for where in (inner, request))
+    return next((wish for wish in wishes if wish is not None), True) is False
+
+
+def _asked(request: SamplingRequest | GenerateParams) -> Asked:
+    asked: Asked = []
+    if isinstance(request, SamplingRequest):
+        if request.response_format is not None:
+            asked += _from_format(request.response_format)
+        if request.structured_outputs is not None:
+            asked += _from_structured(request.structured_outputs)
+    return asked + [
+        (name, _grammar(name, kind, value))
+        for name, kind in _KINDS.items()
+        if (value := getattr(request, name, None)) is not None
+    ]
+
+
+def _from_format(asked: ResponseFormat) -> Asked:
+    match asked.type:
+        case "text":
+            return []
+        case "json_object":
+            return [("response_format", Grammar("json_object"))]
+        case "json_schema":
+            schema = None if asked.json_schema is None else asked.json_schema.schema_
+            if schema is None:
+                param = "response_format.json_schema.schema"
+                raise RequestError(f"{param} is missing", param=param, code="missing_parameter")
+            return [("response_format", _grammar("response_format", "json_schema", schema))]
+        case _:
+            text = "response_format must be of type text, json_object or json_schema"
+            raise RequestError(text, param="response_format.type", code="unsupported_parameter")
+
+
+def _from_structured(asked: StructuredOutputs) -> Asked:
+    if asked.structural_tag is not None:
+        param = "structured_outputs.structural_tag"
+        raise RequestError(f"{param} is not supported; use json", param=param, code="unsupported_parameter")
+    wishes = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+    names = {name: f"structured_outputs.{name}" for name in wishes}
+    found = [
+        (names[name], _grammar(names[name], _KINDS[f"guided_{name}"], value))
+        for name, value in wishes.items()
+        if value is not None
+    ]
+    return found + ([("structured_outputs.json_object", Grammar("json_object"))] if asked.json_object else [])
+
+
+def _grammar(name: str, kind: Any, value: Any) -> Grammar:
+    if isinstance(value, str):
+        return Grammar(kind, value)
+    try:
+        return Grammar(kind, orjson.dumps(value).decode())
+    except (TypeError, RecursionError):  # orjson's depth limit, or invalid Unicode
+        text = f"{name} is nested too deeply or holds broken text"
+        raise RequestError(text, param=name, code="invalid_schema") from None

@@ -1,0 +1,215 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from saccade.client.output import Logprobs
+from saccade.client.stream import Delta
+from saccade.inputs.allowance import Allowance
+from saccade.inputs.chat_messages import find_sources
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.sizing import read_sizing
+from saccade.server.http.exchange import HttpExchange
+from saccade.server.replies.logprobs import chat_entries
+from saccade.server.replies.reply import OpenAIReply, ReplyChoice
+from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.protocol import ChatRequest, TokenizeRequest
+from saccade.server.requests.request_params import chat_params
+from saccade.server.requests.structure import structure_param
+from saccade.server.service import Service
+from saccade.server.text.reasoning import Reasoning, ReasoningParser, after_reasoning, ends_in_reasoning
+from saccade.server.text.tool_parser import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    ToolEvent,
+    ToolParser,
+    new_tool_parser,
+)
+from saccade.server.text.tools import tool_grammar
+from saccade.wire.sampling_params import SamplingParams
+
+Event = Reasoning | ToolEvent
+
+
+class ChatRoute(PromptRoute[ChatRequest]):
+    kind = ChatRequest
+    prompt_param = "messages"
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
+        return await ChatReply(self.service, exchange, job).response()
+
+    def params(self, request: ChatRequest) -> SamplingParams:
+        service, is_parallel = self.service, request.parallel_tool_calls is not False
+        calls = tool_grammar(request.tools, request.tool_choice, style=service.tool_style, is_parallel=is_parallel)
+        return chat_params(request, service.settings, service.defaults, calls)
+
+    def messages(self, request: ChatRequest) -> list[Any] | None:
+        return request.messages if needs_loading(request.messages) else None
+
+    def has_media(self, request: ChatRequest) -> bool:
+        return bool(find_sources(request.messages))
+
+    def is_plain_text(self, request: ChatRequest) -> bool:
+        return request.tools is None and structure_param(request) is None and not self.has_media(request)
+
+    def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+        tools = request.tools if may_call(request) else None
+        prompt = chat_prompt(self.service, request, messages or request.messages, tools, allowance)
+        request.messages = []  # the images are in the prompt now
+        return (prompt,)
+
+    def settle(self, job: RequestJob[ChatRequest]) -> None:
+        """If the prompt ends inside a reasoning block, structure applies to what follows the block."""
+        if not self.service.settings.reasoning_parser:
+            return
+        tokenizer = self.service.engine.processor.tokenizer
+        is_continued = bool(job.request.continue_final_message)
+        job.is_thinking = ends_in_reasoning(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
+        if job.is_thinking and job.params.grammar is not None:
+            is_calls = job.request.tool_choice not in (None, "none", "auto")
+            job.params = replace(job.params, grammar=after_reasoning(job.params.grammar, is_calls=is_calls))
+
+
+def may_call(request: ChatRequest) -> bool:
+    return request.tools is not None and request.tool_choice != "none"
+
+
+def chat_prompt(
+    service: Service, request: ChatRequest | TokenizeRequest, messages: Any, tools: Any, allowance: Allowance
+) -> Prompt:
+    """Images are as large as the request asks, within the limits of the checkpoint and the encoder."""
+    engine = service.engine
+    budget = engine.limits.encoder_budget_tokens
+    return engine.processor.chat(
+        messages,
+        tools=tools,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        variables=request.chat_template_kwargs,
+        images=read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget),
+        allowance=allowance,
+    )
+
+
+@dataclass(slots=True)
+class ChatChoice(ReplyChoice):
+    tool_parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    shows_reasoning: bool = True
+
+    def read(self, delta: Delta) -> list[Event]:
+        """Splits the model's text into reasoning, content and calls; held-back text comes with the end."""
+        return [event for event in self._split(delta) if self.shows_reasoning or not isinstance(event, Reasoning)]
+
+    def end_reason(self, delta: Delta) -> str | None:
+        has_calls = self.tool_parser is not None and self.tool_parser.num_calls > 0
+        return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
+
+    def _split(self, delta: Delta) -> list[Event]:
+        is_last, text = delta.finish_reason is not None, delta.text
+        events: list[Event] = []
+        if self.reasoning_parser is not None:
+            reasoning, text = self.reasoning_parser.push(text)
+            if is_last:
+                more, rest = self.reasoning_parser.finish()
+                reasoning, text = reasoning + more, text + rest
+            events += [Reasoning(reasoning)] if reasoning else []
+        if self.tool_parser is None:
+            return [*events, Content(text)] if text else events
+        events += self.tool_parser.push(text)
+        return [*events, *self.tool_parser.finish(is_cut=delta.finish_reason == "length")] if is_last else events
+
+
+def new_chat_choice(service: Service, job: RequestJob[ChatRequest]) -> ChatChoice:
+    is_parallel, is_streamed = job.request.parallel_tool_calls is not False, bool(job.request.stream)
+    parser = new_tool_parser(service.tool_style, is_parallel=is_parallel, is_streamed=is_streamed)
+    # Structure from the first token on leaves no room for the model to open a block itself.
+    has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
+    return ChatChoice(
+        tool_parser=parser if may_call(job.request) else None,
+        reasoning_parser=ReasoningParser(is_open=job.is_thinking) if has_reasoning else None,
+        shows_reasoning=job.request.include_reasoning is not False,
+    )
+
+
+class ChatReply(OpenAIReply[ChatChoice]):
+    id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    closing = b'"delta":{}'
+    job: RequestJob[ChatRequest]
+
+    def new_choice(self) -> ChatChoice:
+        return new_chat_choice(self.service, self.job)
+
+    def finish_reason(self, choice: ChatChoice, delta: Delta) -> str | None:
+        return choice.end_reason(delta)
+
+    def grow(self, choice: ChatChoice, delta: Delta) -> None:
+        for event in choice.read(delta):
+            match event:
+                case Reasoning(text=text):
+                    choice.reasoning.append(text)
+                case Content(text=text):
+                    choice.text.append(text)
+                case CallBegin(id=call_id, name=name):
+                    function = {"name": name, "arguments": ""}
+                    choice.calls.append({"id": call_id, "type": "function", "function": function})
+                case CallArguments(index=index, text=text):
+                    choice.calls[index]["function"]["arguments"] += text
+
+    def fields(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+        text, reasoning = "".join(choice.text), "".join(choice.reasoning)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message |= {"content": text or None, "tool_calls": choice.calls}
+        if choice.reasoning_parser is not None and choice.shows_reasoning:
+            message |= {"content": text or (None if reasoning else message["content"]), **_named(reasoning or None)}
+        has_scores = self.job.request.logprobs
+        return {"message": message, "logprobs": self._scores(choice.token_ids, choice.scores) if has_scores else None}
+
+    def opening(self, index: int, *, is_first: bool) -> tuple[bytes, bytes]:
+        has_ids = is_first and self.job.request.return_token_ids
+        more = b',"prompt_token_ids":' + orjson.dumps(self.answer.prompt_ids[0].tolist()) if has_ids else b""
+        return b'"delta":{"role":"assistant","content":""}', more
+
+    def values(self, index: int, delta: Delta) -> list[bytes]:
+        values = [value for event in self.choices[index].read(delta) for value in _deltas(event)]
+        if not values and (delta.logprobs or self.job.request.return_token_ids):
+            return [b'"delta":{"content":""}']
+        return values
+
+    def chunk_scores(self, index: int, delta: Delta) -> dict[str, Any]:
+        return self._scores(delta.token_ids, delta.logprobs or ())
+
+    def _scores(self, token_ids: Sequence[int], scores: Sequence[Logprobs]) -> dict[str, Any]:
+        entries = chat_entries(self.tokenizer, token_ids, scores, self.job.params.logprobs or 0)
+        return {"content": entries, "refusal": None}
+
+
+def _named(reasoning: str | None) -> dict[str, Any]:
+    """Reasoning under both names: vLLM's newer one, and that of SGLang and older clients."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
+
+
+def _deltas(event: Event) -> list[bytes]:
+    """The first chunk of a call has its name, those behind it pieces of its arguments."""
+    match event:
+        case Reasoning(text=text):
+            delta: dict[str, Any] = _named(text)
+        case Content(text=text):
+            delta = {"content": text}
+        case CallBegin(index=index, id=call_id, name=name):
+            begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            delta = {"tool_calls": [begun]}
+        case CallArguments(index=index, text=text):
+            delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallEnd():
+            return []
+    return [b'"delta":' + orjson.dumps(delta)]

@@ -1,0 +1,67 @@
+"""POST /v1/responses: OpenAI's Responses API over chat completions."""
+
+from starlette.responses import Response
+
+from saccade.errors import RequestError
+from saccade.server.http.body_scan import Body
+from saccade.server.http.exchange import HttpExchange
+from saccade.server.requests.intake import RequestJob
+from saccade.server.requests.protocol import ChatRequest
+from saccade.server.requests.reading import read_request
+from saccade.server.requests.responses_protocol import ResponsesRequest
+from saccade.server.requests.responses_request import NAMES, input_items, to_chat
+from saccade.server.requests.translated import TranslatedChat, rename_error
+from saccade.server.response_store import NOTHING_SAID, StoredConversation
+from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.responses_reply import ResponsesReply, response_key
+
+NO_STORE = "responses are not kept here; start the server with --response-store-bytes"
+
+
+class ResponsesRoute(ChatRoute):
+    prompt_param = "input"
+
+    @property
+    def may_continue(self) -> bool:
+        return self.service.responses.is_on
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
+        return await ResponsesReply(self.service, exchange, job).response()
+
+    def read(self, exchange: HttpExchange, body: Body) -> tuple[ChatRequest, tuple[str, ...]]:
+        asked, ignored = read_request(ResponsesRequest, body, self.service.settings.max_body_values)
+        store = self.service.responses
+        if asked.store and not store.is_on:
+            raise _no_store("store", "or send store: false")
+        before = self._before(exchange, asked)
+        is_kept = store.is_on and asked.store is not False
+        chat = to_chat(asked, before, is_kept=is_kept)
+        if is_kept:
+            key = response_key(exchange)
+            store.begin(*key, before.then(input_items(asked)))
+            exchange.exits.callback(store.drop, *key)
+        return chat, ignored
+
+    def structure_param(self, request: ChatRequest) -> str:
+        return "text.format" if request.response_format is not None else "tools"
+
+    def rename(self, error: RequestError, request: ChatRequest) -> None:
+        rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
+
+    def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> StoredConversation:
+        if asked.previous_response_id is None:
+            return NOTHING_SAID
+        store = self.service.responses
+        if not store.is_on:
+            raise _no_store("previous_response_id", "or send the whole conversation as input")
+        assert exchange.caller is not None, "its key was checked"
+        found = store.get(exchange.caller.name, asked.previous_response_id)
+        if found is None:
+            text = "previous_response_id: there is no such response of this caller; it was not stored, or is gone"
+            code = "previous_response_not_found"
+            raise RequestError(text, param="previous_response_id", code=code, status=404)
+        return found
+
+
+def _no_store(param: str, way: str) -> RequestError:
+    return RequestError(f"{param}: {NO_STORE}, {way}", param=param, code="unsupported_parameter")

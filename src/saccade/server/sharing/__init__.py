@@ -1,0 +1,1 @@
+"""What callers share: limits, turns, threads, memory."""
