@@ -30,7 +30,6 @@ import numpy as np
 import zmq
 
 import saccade
-from saccade.bench.load.client import run
 from saccade.processes import start_python
 from saccade.wire import messages
 from saccade.wire.engine_metrics import SchedulerStats
@@ -212,6 +211,8 @@ async def load(port: int, num_streams: int, num_waves: int, num_tokens: int) -> 
 
 def measure(front: Front, flags: argparse.Namespace, num_tokens: int) -> tuple[list[float], list[list[float]]]:
     """CPU microseconds per request, and what came between two waves."""
+    from saccade.bench.load.client import run  # here: a front end from other sources may not have it there
+
     before = front.clocks()
     run(load(front.port, flags.streams, flags.waves, num_tokens))
     after = front.clocks()
