@@ -103,9 +103,9 @@ def test_a_queue_that_does_not_move_is_a_sign(scripted: Scripted, monkeypatch: p
         assert is_free.wait(60)
 
     async def run() -> None:
-        first = asyncio.create_task(made.in_thread("", held))
+        first = asyncio.create_task(made.workers.in_thread("", held))
         assert await asyncio.to_thread(is_begun.wait, 60)
-        second = asyncio.create_task(made.in_thread("", lambda: None))
+        second = asyncio.create_task(made.workers.in_thread("", lambda: None))
         await asyncio.sleep(0)
         later[0] = service.SATURATED_S + 1
         found = (await caller.get("/health")).json

@@ -1,15 +1,12 @@
 """What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
 from time import monotonic, time
-from typing import ParamSpec, TypeVar
 
 from saccade import __version__
 from saccade.client.served import ServedEngine
@@ -18,7 +15,6 @@ from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
-from saccade.jobs.fair_slots import FairSlots
 from saccade.server.figures.metrics import Metrics
 from saccade.server.figures.recent_load import RecentLoad
 from saccade.server.figures.telemetry import new_telemetry
@@ -29,19 +25,14 @@ from saccade.server.server_settings import ServerSettings
 from saccade.server.sharing.admission import Admission
 from saccade.server.sharing.caller_limits import read_limits
 from saccade.server.sharing.callers import Callers
-from saccade.server.sharing.loop_work import LoopWork
 from saccade.server.sharing.read_turns import ReadTurns
-from saccade.server.sharing.work_queue import WorkQueue
+from saccade.server.sharing.workers import Workers
 from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Sign = Callable[[], str]  # what is saturated, or nothing
 
-MIN_THREADS, MAX_THREADS = 4, 16
-PARSE_THREADS = 2
 SATURATED_S = 5.0  # that a request waits to be prepared
 ANY_MODEL = "auto"
 
@@ -76,15 +67,7 @@ class Service:
             retry_after_s=limits.retry_after_s,
         )
         self.read_turns = ReadTurns()
-        threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
-        self._in_loop = LoopWork()
-        self._preparing = WorkQueue(threads, "prepare")
-        self._parsing = WorkQueue(PARSE_THREADS, "parse")
-        # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
-        # for the processes that decode, and as many as above work at a time.
-        self._media_threads = WorkQueue(settings.max_pending_requests, "media")
-        self._media_slots = FairSlots(threads)
-        self._beside_media = ThreadPoolExecutor(threads, thread_name_prefix="beside")
+        self.workers = Workers(settings.preprocess_threads, num_media_requests=settings.max_pending_requests)
         self.media_pool: MediaPool | None = None
         self.responses = ResponseStore(settings.response_store_bytes)
         self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
@@ -136,7 +119,7 @@ class Service:
         return JobStats(waiting=self.media_pool.pool.num_waiting, killed=self.media_pool.pool.num_killed)
 
     def _preparing_sign(self) -> str:
-        wait_s = self._preparing.oldest_s
+        wait_s = self.workers.oldest_s
         return f"requests wait {wait_s:.0f} seconds to be prepared" if wait_s > SATURATED_S else ""
 
     def _decoding_sign(self) -> str:
@@ -206,50 +189,11 @@ class Service:
 
     async def aclose(self) -> None:
         await self.media.aclose()
-        for queue in (self._preparing, self._parsing, self._media_threads):
-            queue.shutdown()
-        self._beside_media.shutdown(wait=False, cancel_futures=True)
+        self.workers.shutdown()
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
-
-    async def in_loop(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what takes less time than threads would need to take turns. A cancelled call leaves the queue."""
-        return await self._in_loop.run(lambda: work(*args, **kwargs), caller)
-
-    async def in_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would block the event loop. A cancelled call leaves the queue, in which callers take turns."""
-        return await self._preparing.run(lambda: work(*args, **kwargs), caller)
-
-    async def in_parser(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what reads a body, in threads of its own: bodies do not wait for images."""
-        return await self._parsing.run(lambda: work(*args, **kwargs), caller)
-
-    async def in_media_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `in_thread`, for requests with images or videos."""
-
-        def run() -> T:
-            self._media_slots.acquire(caller)
-            try:
-                return work(*args, **kwargs)
-            finally:
-                self._media_slots.release()
-
-        return await self._media_threads.run(run, caller)
-
-    @contextmanager
-    def waiting(self, caller: str) -> Iterator[None]:
-        """Lets another media thread work while this one waits for a process."""
-        self._media_slots.release()
-        try:
-            yield
-        finally:
-            self._media_slots.acquire(caller)
-
-    def beside_media(self, work: Callable[[], T]) -> Future[T]:
-        """Runs what a media thread need not do itself while it decodes."""
-        return self._beside_media.submit(work)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name, or "auto", means the served model."""

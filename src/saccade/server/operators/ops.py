@@ -48,7 +48,7 @@ class OpsRoutes:
         return json_reply({"status": "ready"})
 
     async def openapi(self, request: Request) -> Response:
-        return json_reply(await self._service.in_thread("", build_document))
+        return json_reply(await self._service.workers.in_thread("", build_document))
 
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names]

@@ -28,7 +28,9 @@ class VectorReply(Reply):
         self.vectors = [None] * self.answer.num_choices
         async for _ in self._chunks():
             pass
-        return Response(await self.service.in_thread(self.job.turn.tenant, self._json), media_type="application/json")
+        return Response(
+            await self.service.workers.in_thread(self.job.turn.tenant, self._json), media_type="application/json"
+        )
 
     def found(self) -> list[NDArray[np.float32]]:
         assert all(vector is not None for vector in self.vectors), "every prompt ends with its vector"

@@ -153,12 +153,12 @@ class PromptRoute(ABC, Generic[R]):
         """Takes the parts of the body out of their list."""
         service, caller = self.service, place.caller
         if place.num_bytes > SHORT_BYTES or self.may_continue:
-            job, messages = await service.in_parser(caller, self._read, exchange, parts, place)
+            job, messages = await service.workers.in_parser(caller, self._read, exchange, parts, place)
         else:
-            taken = await service.in_loop(caller, self._take_short, exchange, parts, place)
+            taken = await service.workers.in_loop(caller, self._take_short, exchange, parts, place)
             if isinstance(taken, RequestJob):
                 return taken
-            job, messages = await service.in_parser(caller, self._begin, exchange, *taken, place)
+            job, messages = await service.workers.in_parser(caller, self._begin, exchange, *taken, place)
         with self._naming(job.request):
             await self._prepare(job, messages, place)
         return job
@@ -231,7 +231,7 @@ class PromptRoute(ABC, Generic[R]):
                 if messages is not None:
                     messages = await self.load(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
-                in_thread = self.service.in_media_thread if has_media else self.service.in_thread
+                in_thread = self.service.workers.in_media_thread if has_media else self.service.workers.in_thread
                 await in_thread(place.caller, self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
@@ -249,8 +249,8 @@ class PromptRoute(ABC, Generic[R]):
             has_answer=self.has_answer,
             hold=place.hold,
             go_on=place.go_on,
-            waiting=partial(self.service.waiting, place.caller),
-            beside=self.service.beside_media,
+            waiting=partial(self.service.workers.waiting, place.caller),
+            beside=self.service.workers.beside_media,
             caller=place.caller,
         )
         try:

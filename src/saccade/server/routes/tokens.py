@@ -28,7 +28,7 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
     async def reply(self, exchange: HttpExchange, job: RequestJob[TokenizeRequest]) -> Response:
         has_strings = bool(job.request.return_token_strs)
         prompt, caller = job.prompts[0], job.turn.tenant
-        return json_reply(await self.service.in_thread(caller, self._tokens, prompt, has_strings=has_strings))
+        return json_reply(await self.service.workers.in_thread(caller, self._tokens, prompt, has_strings=has_strings))
 
     def params(self, request: TokenizeRequest) -> SamplingParams:
         if request.tools is not None:
@@ -62,7 +62,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
     async def reply(self, exchange: HttpExchange, job: RequestJob[DetokenizeRequest]) -> Response:
         tokenizer = self.service.engine.processor.tokenizer
         tokens, caller = job.request.tokens, job.turn.tenant
-        text = await self.service.in_thread(caller, tokenizer.decode, tokens, skip_special_tokens=False)
+        text = await self.service.workers.in_thread(caller, tokenizer.decode, tokens, skip_special_tokens=False)
         return json_reply({"prompt": text})
 
     def params(self, request: DetokenizeRequest) -> SamplingParams:
@@ -90,7 +90,7 @@ class RenderRoute(ChatRoute):
     is_count = True
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
-        rendered = await self.service.in_thread(job.turn.tenant, self._rendered, job.prompts[0])
+        rendered = await self.service.workers.in_thread(job.turn.tenant, self._rendered, job.prompts[0])
         return json_reply({"model": job.model, **rendered})
 
     def _rendered(self, prompt: Prompt) -> dict[str, Any]:
