@@ -246,7 +246,7 @@ def held_prompts(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
         return original(self, *args)
 
     monkeypatch.setattr(ChatRoute, "prompts", prompts)
-    monkeypatch.setattr(ChatRoute, "is_plain_text", lambda self, request: False)
+    monkeypatch.setattr(ChatRoute, "is_simple", lambda self, request: False)
     return is_free, begun
 
 

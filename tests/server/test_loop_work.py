@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from saccade.server.http.json_body import size_beside_urls
 from saccade.server.requests import intake
-from saccade.server.requests.intake import SHORT_BYTES
+from saccade.server.requests.intake import MOST_LOOP_BYTES, SHORT_BYTES
 from saccade.server.routes.chat import ChatRoute
 from saccade.server.routes.completions import CompletionRoute
 from saccade.server.routes.generate import GenerateRoute
 from saccade.server.routes.responses_api import ResponsesRoute
 from saccade.server.sharing import loop_work
 from saccade.server.sharing.loop_work import LoopWork
+from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.server.fake import HANG_S
 from tests.server.test_limits import Scripted, talk
 
@@ -173,6 +175,42 @@ def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> 
     assert len(str(messages)) < SHORT_BYTES
     assert asyncio.run(caller.post(CHAT, {"messages": messages})).status == 200
     assert threads == [False]
+
+
+def test_the_loop_reads_what_is_short_but_for_its_images(
+    scripted: Scripted, threads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where a text is long, too, nor where the images are."""
+    caller, _, _ = scripted()
+    found: list[bool] = []
+    monkeypatch.setattr(ChatRoute, "read", _noting(ChatRoute.read, found))
+    image = image_part(encoded(picture(size=(250, 250))))
+    assert SHORT_BYTES < len(str(image)) < MOST_LOOP_BYTES < 3 * len(str(image))
+
+    async def run() -> None:
+        assert (await caller.post(CHAT, {"messages": asked(image)})).status == 200
+        assert (await caller.post(CHAT, {"messages": asked(image), "user": "x" * SHORT_BYTES})).status == 200
+        assert (await caller.post(CHAT, {"messages": asked(image, image, image)})).status == 200
+
+    asyncio.run(run())
+    assert found == [True, False, False] and threads == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "beside"),
+    [
+        ('["data:URL"]', '[""]'),
+        ('["data:URL", "data:URL", 5]', '["", "", 5]'),
+        ('["a\\"data:URL", 5]', '["a\\"", 5]'),
+        ('["a"data:URL", 5]', '["a"", 5]'),  # no JSON
+        ('["data:URL\\"[5, 5]"]', '[""[5, 5]"]'),
+        ('["URL", "a data:URL"]', '["URL", "a data:URL"]'),
+        ('["data:short"]', '["data:short"]'),
+    ],
+)
+def test_images_do_not_count_for_the_size_of_a_body(body: str, beside: str) -> None:
+    url = "A" * 100_000
+    assert size_beside_urls(body.replace("URL", url).encode()) == len(beside.replace("URL", url))
 
 
 @pytest.fixture

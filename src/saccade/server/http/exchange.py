@@ -12,6 +12,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from saccade.server.http.body_scan import Body
 from saccade.server.http_errors import ClientGoneError, HttpError
 from saccade.server.sharing.callers import Caller
 from saccade.server.sharing.read_turns import ReadTurns
@@ -98,12 +99,12 @@ class HttpExchange:
         timeout_s: float,
         hold: Callable[[int], None] = lambda size: None,
         turns: ReadTurns | None = None,
-    ) -> list[bytes]:
+    ) -> list[Body]:
         """The parts of the body, refused as soon as it is known to be too long. `hold` is told of every part. Whoever
         has sent a lot needs one of the `turns` for more."""
         length = self.headers.get(b"content-length", b"")
         _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
-        parts: list[bytes] = []
+        parts: list[Body] = []
         size, is_more = 0, True
         try:
             async with asyncio.timeout(timeout_s or None):

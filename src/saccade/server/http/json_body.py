@@ -1,5 +1,6 @@
 """JSON bodies: from bytes to values, within a time that nobody notices, and back."""
 
+from collections.abc import Iterator
 from secrets import token_hex
 from typing import Any
 
@@ -12,7 +13,7 @@ from saccade.server.http.body_scan import CHUNK, MAX_DEPTH, Body, find_long_stri
 MAX_URLS = 64
 
 
-def joined(parts: list[bytes]) -> Body:
+def joined(parts: list[Body]) -> Body:
     """The body. Empties the list meanwhile, so that it is not held twice."""
     if len(parts) == 1:
         return parts.pop()
@@ -64,19 +65,28 @@ def _parse_quickly(body: Body, max_values: int) -> Any | None:
     return None if texts else value
 
 
+def size_beside_urls(body: Body) -> int:
+    """Bytes of a body without what seem to be long data URLs. No values can hide in those: up to its next quote, what
+    begins like one is a part of a string, or no JSON."""
+    return len(body) - sum(end - begin for begin, end in _quoted_urls(body))
+
+
 def _find_data_urls(body: Body) -> list[tuple[int, int]]:
-    """Where long strings seem to be that begin as a data URL, each soon after the last."""
-    found: list[tuple[int, int]] = []
+    """Where long strings seem to be that begin as a data URL and are easy to read."""
+    return [(begin, end) for begin, end in _quoted_urls(body) if is_plain_value(body, begin, end)]
+
+
+def _quoted_urls(body: Body) -> Iterator[tuple[int, int]]:
+    """From a quote and `data:` to the next quote, where that is far, each soon after the last."""
     at = 0
     for _ in range(MAX_URLS):
         begin = body.find(b'"data:', at, at + CHUNK) + 1
         end = body.find(b'"', begin) if begin else -1
         if end < 0:
-            break
-        if end - begin > CHUNK and is_plain_value(body, begin, end):
-            found.append((begin, end))
+            return
+        if end - begin > CHUNK:  # many shorter ones would take the parser long
+            yield begin, end
         at = end
-    return found
 
 
 def _new_names(found: list[tuple[int, int]]) -> list[str]:

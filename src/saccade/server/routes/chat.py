@@ -55,8 +55,8 @@ class ChatRoute(PromptRoute[ChatRequest]):
     def has_media(self, request: ChatRequest) -> bool:
         return bool(find_sources(request.messages))
 
-    def is_plain_text(self, request: ChatRequest) -> bool:
-        return request.tools is None and structure_param(request) is None and not self.has_media(request)
+    def is_simple(self, request: ChatRequest) -> bool:
+        return request.tools is None and structure_param(request) is None
 
     def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         tools = request.tools if may_call(request) else None

@@ -33,7 +33,7 @@ class CompletionRoute(PromptRoute[CompletionRequest]):
             raise RequestError("echo with logprobs cannot be streamed", param="stream", code="invalid_value")
         return completion_params(request, self.service.settings, self.service.defaults)
 
-    def is_plain_text(self, request: CompletionRequest) -> bool:
+    def is_simple(self, request: CompletionRequest) -> bool:
         return isinstance(request.prompt, str) and structure_param(request) is None
 
     def prompts(

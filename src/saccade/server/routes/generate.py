@@ -53,9 +53,9 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
     def has_media(self, request: GenerateRequest) -> bool:
         return bool(request.image_data)
 
-    def is_plain_text(self, request: GenerateRequest) -> bool:
+    def is_simple(self, request: GenerateRequest) -> bool:
         is_free = structure_param(request.sampling_params or GenerateParams()) is None
-        return isinstance(request.text, str) and is_free and not request.image_data
+        return isinstance(request.text, str) and is_free
 
     def prompts(self, request: GenerateRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         processor = self.service.engine.processor
