@@ -2,10 +2,10 @@
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError
@@ -25,6 +25,10 @@ from saccade.wire.messages import (
 RECONNECT_MS = 20  # the worker's socket appears only after its imports
 TERMINATE_S, KILL_S = 3.0, 5.0
 POLL_S = 0.05
+MOST_HEARD = 64  # messages, then the event loop does what else is due
+
+Hear = Callable[[EngineReply], None]
+OnProblem = Callable[[Exception], None]
 
 
 class Child:
@@ -43,10 +47,8 @@ class Child:
         worker.is_taken = True
 
     def _open_sockets(self) -> None:
-        self._context = zmq.asyncio.Context(io_threads=IO_THREADS)
-        self._replies = self._context.socket(zmq.PULL)
-        # A plain socket, not asyncio's: aborts are sent from code that cannot await.
-        self._commands: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
+        self._context = zmq.Context(io_threads=IO_THREADS)
+        self._replies, self._commands = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
         for socket in (self._replies, self._commands):
             socket.setsockopt(zmq.LINGER, 0)
             # No limit, so sending never waits: the worker reads when it can and refuses what is too much.
@@ -61,9 +63,26 @@ class Child:
         """Never waits. Arrays are not copied and must not change; a prompt's never do."""
         self._commands.send_multipart([encode(command), *(arrays or ())], zmq.NOBLOCK, copy=False)
 
-    async def receive(self) -> EngineReply:
-        reply: EngineReply = decode_reply(await self._replies.recv())
-        return reply
+    def listen(self, hear: Hear, on_problem: OnProblem) -> None:
+        """Calls `hear` with every message, in the running event loop and without a task, which would take longer."""
+        self._hear, self._on_problem = hear, on_problem
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._replies.FD, self._read)
+        loop.call_soon(self._read)  # the file may tell only of messages that come when all others were read
+
+    def _read(self) -> None:
+        if self._replies.closed:
+            return
+        try:
+            for _ in range(MOST_HEARD):
+                self._hear(decode_reply(self._replies.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return
+        except Exception as error:  # nothing that comes later would be understood
+            asyncio.get_running_loop().remove_reader(self._replies.FD)
+            self._on_problem(error)
+        else:
+            asyncio.get_running_loop().call_soon(self._read)
 
     def hide(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -86,6 +105,7 @@ class Child:
             self.process.kill()
             assert self.process.stdin is not None, "it is a pipe"
             self.process.stdin.close()
+            asyncio.get_running_loop().remove_reader(self._replies.FD)
             self._replies.close()
             self._commands.close()
             self._context.term()

@@ -51,10 +51,11 @@ class AsyncEngine:
         self._is_idle.set()
         self._is_closing = False
         self._closed: asyncio.Task[None] | None = None
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
         self._liveness = Liveness()
         self._traced_ids: dict[int, str] | None = None  # while a trace is recorded
+        child.listen(self._hear, self._fail_to_hear)
 
     @classmethod
     async def start(
@@ -268,12 +269,8 @@ class AsyncEngine:
         if self._is_closing:
             raise EngineDeadError("the engine is being closed; it takes no more requests")
 
-    async def _listen(self) -> None:
-        try:
-            while True:
-                self._hear(await self._child.receive())
-        except Exception as error:  # the engine could no longer be heard
-            self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
+    def _fail_to_hear(self, error: Exception) -> None:
+        self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
     def _hear(self, reply: messages.EngineReply) -> None:
         self._liveness.note_message()

@@ -1,0 +1,54 @@
+"""What a worker says reaches its parent, however much it is, until it cannot be understood."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from saccade.client.child import MOST_HEARD, Child
+from saccade.client.spare import Spare
+from saccade.wire.messages import REPLIES, EngineReply, Stage, encode
+from tests.server.fake import HANG_S
+
+
+@pytest.fixture
+def spare(tmp_path: Path) -> Spare:
+    """A process that does nothing and ends with its input."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return cast(Spare, SimpleNamespace(process=process, folder=tmp_path, is_taken=False))
+
+
+def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool]) -> list[Any]:
+    """What a parent hears that begins to listen when all was said: messages and problems."""
+
+    async def run() -> list[Any]:
+        child, found = Child(spare), list[EngineReply | Exception]()
+        with zmq.Context() as context, context.socket(zmq.PUSH) as worker:
+            worker.connect(f"ipc://{spare.folder / REPLIES}")
+            for data in said:
+                worker.send(data)
+            child.listen(found.append, found.append)
+            async with asyncio.timeout(HANG_S):
+                while not is_enough(found):
+                    await asyncio.sleep(0.001)
+        await child.close(0.0)
+        return found
+
+    return asyncio.run(run())
+
+
+def test_more_messages_than_are_read_at_once_are_all_heard(spare: Spare) -> None:
+    said = [Stage(str(i)) for i in range(3 * MOST_HEARD + 1)]
+    assert heard(spare, [encode(message) for message in said], lambda found: len(found) == len(said)) == said
+
+
+def test_what_comes_behind_a_message_that_is_none_is_not_heard(spare: Spare) -> None:
+    said = [encode(Stage("1")), b"nonsense", *[encode(Stage("2"))] * 3]
+    first, problem, *rest = heard(spare, said, lambda found: len(found) > 1)
+    assert first == Stage("1") and isinstance(problem, Exception) and not rest
