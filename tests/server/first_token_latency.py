@@ -2,8 +2,10 @@
 [--against SRC]`. Each request has one JPEG of noise and asks for one token of the bundled model on this CPU. With
 `--against` a server from other sources, such as another checkout's `src`, gets the same requests in turn.
 
-Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. `host`
-is all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to it."""
+Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. With
+`--against` also the median difference of the same requests, one at a time: noise that both servers met is not in it.
+`host` is all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to
+it."""
 
 import argparse
 import asyncio
@@ -17,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 import saccade
 from saccade.bench.load.client import Client, run
@@ -26,6 +29,7 @@ from saccade.bench.load.workload import Wording, make_workload
 from saccade.bench.load.workload_text import WordList
 from saccade.bench.serving.serving_stats import PREPARED
 
+FloatArray = npt.NDArray[np.float64]
 READY_S, WARM_UP = 300.0, 10
 FLAGS = {
     "--device": "cpu",
@@ -100,14 +104,20 @@ async def ask(urls: Sequence[str], flags: argparse.Namespace) -> list[list[Outco
     return [outcomes[num_skipped:] for outcomes in found]
 
 
-def show(src: Path, outcomes: Sequence[Outcome]) -> None:
+def rows_of(outcomes: Sequence[Outcome]) -> dict[str, FloatArray]:
+    """Milliseconds of all requests by stage."""
     bad = [outcome for outcome in outcomes if not outcome.is_ok]
     assert not bad, f"{len(bad)} requests failed: {bad[0].error} {bad[0].message}"
     rows = [stages(outcome) for outcome in outcomes]
-    print(f"{src}, {len(rows)} requests, ms: median (fastest tenth)")
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        print(f"  {name:24} {np.median(values):7.2f} ({np.percentile(values, 10):.2f})")
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def show(src: Path, rows: dict[str, FloatArray], others: dict[str, FloatArray]) -> None:
+    """`others` are those of the server to compare with."""
+    print(f"{src}, ms: median (fastest tenth), median difference")
+    for name, values in rows.items():
+        difference = np.median(values - others[name])
+        print(f"  {name:24} {np.median(values):7.2f} ({np.percentile(values, 10):.2f}) {difference:+7.3f}")
 
 
 def main() -> int:
@@ -121,8 +131,9 @@ def main() -> int:
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(src)) for src in sources]
         found = run(ask(urls, flags))
-    for src, outcomes in zip(sources, found, strict=True):
-        show(src, outcomes)
+    rows = [rows_of(outcomes) for outcomes in found]
+    for src, own in zip(sources, rows, strict=True):
+        show(src, own, rows[-1])
     return 0
 
 
