@@ -132,6 +132,15 @@ class TestCatalogue:
         assert found.reason is Reason.OUT_OF_SERVICE and found.key is None and found.detail == "wrong once"
         assert found.padded_to == bucket.key.capacity, "run at the shapes it would have been replayed at"
 
+    def test_a_retired_graph_of_its_own_is_not_captured_again(self) -> None:
+        catalogue = make_catalogue()
+        layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
+        assert layout is not None
+        catalogue.exact.add(layout.key, 100)
+        catalogue.retire(layout.key, "wrong once")
+        choose(catalogue, 3, 4)
+        assert not catalogue.exact.has_pending
+
     def test_strictness_wants_a_replay_whatever_it_costs(self) -> None:
         slow = TierCosts(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
         lax, strict = make_catalogue(), make_catalogue(strict=True)
@@ -177,6 +186,8 @@ class TestExactIndex:
         assert key_of(1) in index.graphs and key_of(2) not in index.graphs and index.nbytes == 60
         index.see(key_of(2), Capacity.of(tokens=2), {})
         assert not index.has_pending, "it would be as large the next time"
+        index.begin(layout_of(3))
+        assert index.add(key_of(3), 100) == (key_of(1),) and index.nbytes == 100, "all the room there is"
 
     def test_as_many_go_as_a_new_one_needs(self) -> None:
         index = self.index(exact_max_bytes=100)
@@ -200,6 +211,32 @@ class TestExactIndex:
         assert layout is not None and (layout.key, layout.dropped) == (key_of(2), (key_of(1),))
         assert len(index.graphs) == 0, "until it is captured there is neither"
 
+    def test_of_layouts_that_wait_the_hottest_is_captured_first(self) -> None:
+        index = self.index()
+        for number in (1, 2, 2, 3):
+            index.see(key_of(number), Capacity.of(tokens=number), {})
+        layout = index.next_pending()
+        assert layout is not None and layout.key == key_of(2)
+
+    def test_a_graph_that_gave_way_may_come_back(self) -> None:
+        index = self.index(exact_max_graphs=1)
+        for number, times, dropped in ((1, 1, ()), (2, 3, (key_of(1),)), (1, 6, (key_of(2),))):
+            for _ in range(times):
+                index.see(key_of(number), Capacity.of(tokens=number), {})
+            layout = index.next_pending()
+            assert layout is not None and (layout.key, layout.dropped) == (key_of(number), dropped)
+            index.add(layout.key, 10)
+
+    def test_a_graph_that_no_batch_uses_keeps_its_count_while_layouts_pass(self) -> None:
+        """It is compared with whatever wants its place."""
+        index = self.index(exact_max_graphs=1, exact_after=2)
+        index.begin(layout_of(0))
+        index.add(key_of(0), 10)
+        for number in (*range(1, MAX_CANDIDATES + 2), 1, 1, 1):
+            index.see(key_of(number), Capacity.of(tokens=number), {})
+        layout = index.next_pending()
+        assert layout is not None and layout.dropped == (key_of(0),)
+
     def test_what_is_counted_and_what_waits_are_bounded(self) -> None:
         index = self.index()
         for number in range(3 * MAX_CANDIDATES):
@@ -208,3 +245,4 @@ class TestExactIndex:
         for number in range(3 * MAX_CANDIDATES):
             index.begin(layout_of(number))
         assert len(index._refused) <= MAX_CANDIDATES
+        assert key_of(3 * MAX_CANDIDATES - 1) in index._refused, "the oldest may be tried again, the newest not"
