@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -187,6 +188,30 @@ def test_a_parameter_replaced_behind_a_dictionary_is_refused() -> None:
     module.weight = nn.Parameter(torch.randn(6, 6))
     with pytest.raises(AddressError, match="'weight' was at"):
         runner.run({"x": torch.randn(4, 6)}, copy_out)
+
+
+def test_modules_are_found_in_whatever_holds_them() -> None:
+    one, other = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+
+    def body(frame: Frame, *given: nn.Module) -> dict[str, Tensor]:
+        return {"y": other(late(frame["x"]))}
+
+    def found(body: Any) -> list[int]:
+        return sorted(tensor.data_ptr() for tensor in Watched.of_body(body).values())
+
+    both = sorted(each.weight.data_ptr() for each in (one, other))
+    assert found(partial(body, one)) == found(partial(body, more=one)) == both
+    assert found(body) == [other.weight.data_ptr()], "the other cell is empty"
+    late = one
+    assert found(body) == both
+
+
+def test_a_weight_that_is_gone_is_named() -> None:
+    module = nn.Linear(6, 6)
+    watched = Watched.of_module(module)
+    del module.weight
+    with pytest.raises(AddressError, match="'weight' is gone"):
+        watched["weight"]
 
 
 def plain_runner(body: Body, state: Mapping[str, Tensor]) -> GraphRunner:
