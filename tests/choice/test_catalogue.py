@@ -75,6 +75,11 @@ class TestShape:
             else:
                 assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
 
+    def test_a_bucket_for_several_batches_holds_each(self) -> None:
+        shape = make_catalogue().shape
+        for batches in ([sizes_of(8), sizes_of(9)], [sizes_of(9), sizes_of(8)], [sizes_of(8), sizes_of(1, 1, 1)]):
+            assert shape.bucket_for_all(batches) == Capacity.of(tokens=16, segments=6)
+
 
 class TestCatalogue:
     def test_only_what_was_captured_is_chosen(self) -> None:
@@ -115,8 +120,10 @@ class TestCatalogue:
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
         assert catalogue.exact.add(layout.key, 100) == ()
-        assert choose(catalogue, 3, 4).key == layout.key
-        assert choose(catalogue, 4, 3).tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        own, other = choose(catalogue, 3, 4), choose(catalogue, 4, 3)
+        assert own.key == layout.key and own.reason is Reason.EXACT_GRAPH
+        assert other.tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        assert other.reason is Reason.FITS_BUCKET
         assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None, "it has one"
 
     def test_a_retired_graph_gives_way_to_another_or_to_none(self) -> None:

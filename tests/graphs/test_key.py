@@ -55,3 +55,4 @@ def test_uniform_sizes_are_padded_by_less_than_six_percent(largest: int) -> None
     assert padded.sum() / sizes.sum() < 0.06
     assert len(buckets) < 90
     assert {64, 512, 1024} <= set(buckets.tolist())
+    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "no eighth of these is a row"
