@@ -126,6 +126,15 @@ class Mutations:
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner(encoder=Leaky()))
         self.assert_audit_finds(self.runner(encoder=Leaky()), "undeclared write: a replay changes 'running'")
 
+    def test_what_is_read_before_it_is_written_is_found(self) -> None:
+        """Only NaN shows it: what an earlier batch left there is a number."""
+
+        class Stale(toy.Encoder):
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                return {"y": super().forward(frame)["y"] + 0 * frame["attended"]}
+
+        assert self.wrong_sequences(self.runner(encoder=Stale())) == {"poisoned"}
+
     def test_a_cached_view_of_an_output_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # the guard that would refuse it
         assert "equal totals" in self.wrong_sequences(self.runner(), consume=dict)

@@ -271,6 +271,29 @@ def test_an_empty_batch_is_all_padding() -> None:
     assert runner.run(toy.batch(), copy_out)["y"].shape == (0, toy.WIDTH)
 
 
+def test_a_decision_for_another_structure_or_for_no_graph_is_refused() -> None:
+    runner = toy.make_runner(GraphSettings(tiers=BOTH))
+    runner.capture_exact(toy.batch(4, 6, 8))
+    decision = runner.decide(runner.phase.arena.admit(toy.batch(4, 6, 8)))
+    assert runner.obey(decision, toy.batch(4, 6, 8), copy_out)["y"].shape[0] == 18
+    with pytest.raises(GraphError, match=r"graph .* has a different structure from the batch"):
+        runner.obey(decision, toy.batch(5, 5, 8), copy_out)
+    assert decision.key is not None
+    runner.drop([decision.key])
+    with pytest.raises(GraphError, match="no graph is captured for"):
+        runner.obey(decision, toy.batch(4, 6, 8), copy_out)
+
+
+def test_a_runner_tells_how_the_last_batch_ran() -> None:
+    """Ranks compare it."""
+    runner = toy.make_runner()
+    runner.run(toy.batch(5), copy_out)
+    assert (str(runner.last), runner.last_rows) == ("toy/full segments=4 tokens=16", 5)
+    assert runner.phase.arena.views(Capacity.of(tokens=16, segments=4))["x"][5:].eq(0).all(), "padded, not poisoned"
+    runner.run(toy.batch(40), copy_out)
+    assert (runner.last, runner.last_rows) == ("toy eager segments=1 tokens=40", 40)
+
+
 def test_a_graph_in_the_place_of_another_is_refused() -> None:
     runner = toy.make_runner()
     large, small = runner.graphs
@@ -376,6 +399,7 @@ class TestExact:
         runner.capture_hot()
         runner.capture_exact(toy.batch(3))
         assert runner.stats.captures == 4, "two buckets and two layouts"
+        assert [graph["tier"] for graph in runner.snapshot()["graphs"]] == ["capacity"] * 2 + ["exact"] * 2
 
     def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
         runner = full_runner()
