@@ -9,7 +9,7 @@ from saccade.choice.catalogue import Catalogue
 from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.exact import MAX_CANDIDATES, MAX_PENDING, ExactIndex, ExactLayout
 from saccade.choice.key import Capacity, Decision, GraphKey, Reason
-from saccade.choice.shape import Boundary, PhaseShape
+from saccade.choice.shape import Boundary, PhaseShape, misfit
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import GraphError
 
@@ -74,6 +74,11 @@ class TestShape:
                 assert holds(found) and found["tokens"] == min(bucket["tokens"] for bucket in fitting)
             else:
                 assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
+
+    def test_padded_rows_need_as_many_segments_as_their_longest_asks_for(self) -> None:
+        sizes, room = Capacity.of(tokens=3, windows=1), Capacity.of(tokens=12, windows=3)
+        assert misfit(sizes, room, [WINDOWS]) == "windows: 4 > 3", "nine rows, four in a window"
+        assert misfit(sizes, Capacity.of(tokens=11, windows=3), [WINDOWS]) is None
 
     def test_a_bucket_for_several_batches_holds_each(self) -> None:
         shape = make_catalogue().shape

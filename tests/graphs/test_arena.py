@@ -197,6 +197,7 @@ BAD_BATCHES = [
     ({"x": None}, "input 'x' is a NoneType; give a tensor"),
     ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
     ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
+    ({"three": torch.zeros(5, dtype=torch.int64)}, r"'three' has shape \(5,\); the buffer is \(3, 'tokens'\)"),
     ({"x": torch.zeros(4, 3)}, "inputs disagree on 'tokens': 'x' has 4, 'last' has 5"),
     ({"slots": [0.5] * 5}, "metadata 'slots' is float64; the buffer holds integers"),
     ({"cu": [0, 3, 2, 5]}, "boundaries 'cu' fall from 3 to 2 at 2; they must not decrease"),

@@ -220,8 +220,9 @@ def test_a_declared_tensor_that_no_module_holds_is_watched_too() -> None:
 def test_modules_are_found_in_whatever_holds_them() -> None:
     one, other = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
 
-    def body(frame: Frame, *given: nn.Module) -> dict[str, Tensor]:
-        return {"y": other(late(frame["x"]))}
+    def body(*given: Any, **named: Any) -> Tensor:
+        found: Tensor = other(late(*given, **named))
+        return found
 
     def found(body: Any) -> list[int]:
         return sorted(tensor.data_ptr() for tensor in Watched.of_body(body).values())
