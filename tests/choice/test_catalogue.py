@@ -9,7 +9,7 @@ from saccade.choice.catalogue import Catalogue
 from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.exact import MAX_CANDIDATES, MAX_PENDING, ExactIndex, ExactLayout
 from saccade.choice.key import Capacity, Decision, GraphKey, Reason
-from saccade.choice.shape import Boundary, PhaseShape
+from saccade.choice.shape import Boundary, PhaseShape, misfit
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import GraphError
 
@@ -75,6 +75,16 @@ class TestShape:
             else:
                 assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
 
+    def test_padded_rows_need_as_many_segments_as_their_longest_asks_for(self) -> None:
+        sizes, room = Capacity.of(tokens=3, windows=1), Capacity.of(tokens=12, windows=3)
+        assert misfit(sizes, room, [WINDOWS]) == "windows: 4 > 3", "nine rows, four in a window"
+        assert misfit(sizes, Capacity.of(tokens=11, windows=3), [WINDOWS]) is None
+
+    def test_a_bucket_for_several_batches_holds_each(self) -> None:
+        shape = make_catalogue().shape
+        for batches in ([sizes_of(8), sizes_of(9)], [sizes_of(9), sizes_of(8)], [sizes_of(8), sizes_of(1, 1, 1)]):
+            assert shape.bucket_for_all(batches) == Capacity.of(tokens=16, segments=6)
+
 
 class TestCatalogue:
     def test_only_what_was_captured_is_chosen(self) -> None:
@@ -115,8 +125,10 @@ class TestCatalogue:
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
         assert catalogue.exact.add(layout.key, 100) == ()
-        assert choose(catalogue, 3, 4).key == layout.key
-        assert choose(catalogue, 4, 3).tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        own, other = choose(catalogue, 3, 4), choose(catalogue, 4, 3)
+        assert own.key == layout.key and own.reason is Reason.EXACT_GRAPH
+        assert other.tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        assert other.reason is Reason.FITS_BUCKET
         assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None, "it has one"
 
     def test_a_retired_graph_gives_way_to_another_or_to_none(self) -> None:
@@ -131,6 +143,15 @@ class TestCatalogue:
         found = choose(catalogue, 3, 4)
         assert found.reason is Reason.OUT_OF_SERVICE and found.key is None and found.detail == "wrong once"
         assert found.padded_to == bucket.key.capacity, "run at the shapes it would have been replayed at"
+
+    def test_a_retired_graph_of_its_own_is_not_captured_again(self) -> None:
+        catalogue = make_catalogue()
+        layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
+        assert layout is not None
+        catalogue.exact.add(layout.key, 100)
+        catalogue.retire(layout.key, "wrong once")
+        choose(catalogue, 3, 4)
+        assert not catalogue.exact.has_pending
 
     def test_strictness_wants_a_replay_whatever_it_costs(self) -> None:
         slow = TierCosts(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
@@ -177,6 +198,8 @@ class TestExactIndex:
         assert key_of(1) in index.graphs and key_of(2) not in index.graphs and index.nbytes == 60
         index.see(key_of(2), Capacity.of(tokens=2), {})
         assert not index.has_pending, "it would be as large the next time"
+        index.begin(layout_of(3))
+        assert index.add(key_of(3), 100) == (key_of(1),) and index.nbytes == 100, "all the room there is"
 
     def test_as_many_go_as_a_new_one_needs(self) -> None:
         index = self.index(exact_max_bytes=100)
@@ -200,6 +223,32 @@ class TestExactIndex:
         assert layout is not None and (layout.key, layout.dropped) == (key_of(2), (key_of(1),))
         assert len(index.graphs) == 0, "until it is captured there is neither"
 
+    def test_of_layouts_that_wait_the_hottest_is_captured_first(self) -> None:
+        index = self.index()
+        for number in (1, 2, 2, 3):
+            index.see(key_of(number), Capacity.of(tokens=number), {})
+        layout = index.next_pending()
+        assert layout is not None and layout.key == key_of(2)
+
+    def test_a_graph_that_gave_way_may_come_back(self) -> None:
+        index = self.index(exact_max_graphs=1)
+        for number, times, dropped in ((1, 1, ()), (2, 3, (key_of(1),)), (1, 6, (key_of(2),))):
+            for _ in range(times):
+                index.see(key_of(number), Capacity.of(tokens=number), {})
+            layout = index.next_pending()
+            assert layout is not None and (layout.key, layout.dropped) == (key_of(number), dropped)
+            index.add(layout.key, 10)
+
+    def test_a_graph_that_no_batch_uses_keeps_its_count_while_layouts_pass(self) -> None:
+        """It is compared with whatever wants its place."""
+        index = self.index(exact_max_graphs=1, exact_after=2)
+        index.begin(layout_of(0))
+        index.add(key_of(0), 10)
+        for number in (*range(1, MAX_CANDIDATES + 2), 1, 1, 1):
+            index.see(key_of(number), Capacity.of(tokens=number), {})
+        layout = index.next_pending()
+        assert layout is not None and layout.dropped == (key_of(0),)
+
     def test_what_is_counted_and_what_waits_are_bounded(self) -> None:
         index = self.index()
         for number in range(3 * MAX_CANDIDATES):
@@ -208,3 +257,4 @@ class TestExactIndex:
         for number in range(3 * MAX_CANDIDATES):
             index.begin(layout_of(number))
         assert len(index._refused) <= MAX_CANDIDATES
+        assert key_of(3 * MAX_CANDIDATES - 1) in index._refused, "the oldest may be tried again, the newest not"

@@ -481,6 +481,24 @@ def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
     assert agreement.waiting(now=1e6, limit_s=5.0) is None
 
 
+def test_a_step_in_which_a_rank_failed_is_told_once_the_others_had_their_time() -> None:
+    agreement, failed = Agreement(3), OrderOutcome(error="GraphError: moved")
+    agreement.note(1, 7, failed, now=10.0)
+    agreement.note(2, 7, failed, now=14.0)
+    assert agreement.stuck(now=14.9, limit_s=5.0) is None
+    reason = "rank 1 failed in step 7, which rank 0 has not ended 5 s later: GraphError: moved"
+    assert agreement.stuck(now=15.1, limit_s=5.0) == reason
+    agreement.note(0, 7, failed, now=15.2)
+    assert agreement.stuck(now=1e6, limit_s=5.0) is None
+
+
+def test_steps_on_which_all_ranks_agree_are_forgotten() -> None:
+    agreement = Agreement(2)
+    for number in range(1, 3 * MAX_LATE):
+        assert agreement.note(1, number, OrderOutcome(digest="a"), 0.0) is None
+        assert agreement.note(0, number, OrderOutcome(digest="a"), 0.0) is None
+
+
 def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
     agreement = Agreement(2)
     agreement.note(1, 1, OrderOutcome(), 0.0)

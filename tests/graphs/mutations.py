@@ -126,6 +126,15 @@ class Mutations:
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner(encoder=Leaky()))
         self.assert_audit_finds(self.runner(encoder=Leaky()), "undeclared write: a replay changes 'running'")
 
+    def test_what_is_read_before_it_is_written_is_found(self) -> None:
+        """Only NaN shows it: what an earlier batch left there is a number."""
+
+        class Stale(toy.Encoder):
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                return {"y": super().forward(frame)["y"] + 0 * frame["attended"]}
+
+        assert self.wrong_sequences(self.runner(encoder=Stale())) == {"poisoned"}
+
     def test_a_cached_view_of_an_output_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # the guard that would refuse it
         assert "equal totals" in self.wrong_sequences(self.runner(), consume=dict)
@@ -163,6 +172,37 @@ class Mutations:
 
         assert self.wrong_sequences(self.runner(encoder=Lost())) == SEQUENCES
         self.assert_audit_finds(self.runner(encoder=Lost()), "another body: ")
+
+    def test_a_write_lost_at_capture_is_found(self) -> None:
+        """Although the eager run before has written what the replay did not."""
+
+        class Writing(toy.Encoder):
+            def __init__(self) -> None:
+                super().__init__()
+                self.cache = nn.Buffer(torch.zeros(32, toy.WIDTH))
+                self.is_lost = True
+
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                result = super().forward(frame)
+                if not self.is_lost:
+                    self.cache[: len(result["y"])].copy_(result["y"])
+                return result
+
+        def clear(values: Mapping[str, Any]) -> None:
+            encoder.cache.zero_()
+
+        encoder = Writing().to(self.device)
+        runner = GraphRunner(
+            replace(
+                toy.make_phase(encoder=encoder, device=self.device),
+                set_up=clear,
+                written=lambda values: {"cache": encoder.cache[: len(values["x"])].clone()},
+                writes=frozenset({"cache"}),
+            )
+        )
+        runner.capture_buckets()
+        encoder.is_lost = False
+        assert self.wrong_sequences(runner) == SEQUENCES
 
     def test_a_host_value_that_no_replay_shows_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A bound from the host's copy that no example comes near: every replay is right, and the next batch may not

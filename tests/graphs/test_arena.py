@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Arena, Capacity, Fill, OwnIndex, RepeatLast, boundaries, metadata, output, rows
+from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 
 LIMITS = {"tokens": 16, "segments": 5}
 
@@ -22,6 +23,7 @@ def make_arena() -> Arena:
         metadata("positions", (3, "tokens"), padding=RepeatLast()),
         metadata("order", ("tokens",), padding=OwnIndex()),
         metadata("scale", (), torch.float32),
+        rows("bias", (2,), torch.float32),
         boundaries("cu", of="tokens", count="segments"),
         output("y", ("tokens", 2), torch.float32),
     ]
@@ -38,6 +40,7 @@ def values(*lengths: int) -> dict[str, Any]:
         "positions": np.arange(3 * n).reshape(3, n),
         "order": np.arange(n)[::-1],
         "scale": 0.5,
+        "bias": torch.tensor([1.5, 2.5]),
         "cu": [0, *np.cumsum(lengths).tolist()],
     }
 
@@ -56,6 +59,7 @@ def test_a_batch_and_its_padding_land_in_the_views() -> None:
     assert views["positions"][2].tolist() == [10, 11, 12, 13, 14, 14, 14, 14]
     assert views["order"].tolist() == [4, 3, 2, 1, 0, 5, 6, 7]
     assert views["scale"].item() == 0.5
+    assert views["bias"].tolist() == [1.5, 2.5]
     assert views["cu"].tolist() == [0, 2, 5, 8, 8]
 
 
@@ -106,6 +110,13 @@ def test_what_a_slab_held_before_never_shows() -> None:
         assert views["positions"].tolist() == positions.tolist()
         assert views["order"].tolist() == [*reversed(range(total)), *range(total, capacity["tokens"])]
         assert views["cu"].tolist() == given_values["cu"] + [capacity["tokens"]] * (capacity["segments"] - len(lengths))
+
+
+def test_the_host_writes_ahead_of_copies_that_still_run() -> None:
+    staging = Staging(4, torch.device("cpu"))
+    turns = [staging.next_slab() for _ in range(2 * NUM_STAGING_SLABS)]
+    assert len({turn for turn, _ in turns[:NUM_STAGING_SLABS]}) == NUM_STAGING_SLABS
+    assert len({slab.ctypes.data for _, slab in turns}) == NUM_STAGING_SLABS
 
 
 def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
@@ -176,6 +187,7 @@ def test_poison_reaches_padding_only() -> None:
     views = arena.views(capacity)
     assert views["x"][:5].isfinite().all()
     assert views["x"][5:].isnan().all()
+    assert views["bias"].tolist() == [1.5, 2.5], "it has no padding"
     assert views["cu"].tolist() == [0, 5, 8]
     arena.poison(capacity)
     assert arena.views(capacity)["y"].isnan().all()
@@ -185,6 +197,7 @@ BAD_BATCHES = [
     ({"x": None}, "input 'x' is a NoneType; give a tensor"),
     ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
     ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
+    ({"three": torch.zeros(5, dtype=torch.int64)}, r"'three' has shape \(5,\); the buffer is \(3, 'tokens'\)"),
     ({"x": torch.zeros(4, 3)}, "inputs disagree on 'tokens': 'x' has 4, 'last' has 5"),
     ({"slots": [0.5] * 5}, "metadata 'slots' is float64; the buffer holds integers"),
     ({"cu": [0, 3, 2, 5]}, "boundaries 'cu' fall from 3 to 2 at 2; they must not decrease"),
@@ -192,6 +205,8 @@ BAD_BATCHES = [
     ({"cu": []}, "boundaries 'cu' start with"),
     ({"cu": [0, 4]}, "boundaries 'cu' end at 4; the batch has 5 tokens"),
     ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, last, three"),
+    ({"x": torch.zeros(5, 3, device="meta")}, r"input 'x' is on meta; the buffer is on cpu \(or pin it\)"),
+    ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; give the host's copy"),
 ]
 
 
@@ -224,6 +239,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written() -> No
     [
         (lambda: [rows("x", ("tokens", "segments"), torch.float32)], "varies in several axes"),
         ([rows("x", ("patches",), torch.float32)], "varies in 'patches'; limits are set for"),
+        ([boundaries("cu", of="patches", count="segments")], "'cu' varies in 'patches'; limits are set for"),
         ([rows("x", ("tokens",), torch.float32), output("x", ("tokens",), torch.float32)], r"declared twice: \['x'\]"),
         ([metadata("m", ("tokens",), torch.bfloat16)], "metadata 'm' is torch.bfloat16"),
     ],

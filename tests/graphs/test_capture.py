@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from saccade.graphs import (
     rows,
 )
 from saccade.graphs.capture import capture
-from saccade.graphs.frame import run_body
+from saccade.graphs.frame import run_body, store
 from tests.graphs import toy
 
 CAPACITY = Capacity.of(tokens=16, segments=4)
@@ -109,6 +110,18 @@ def test_a_temporary_cannot_cross_a_break() -> None:
     captured(body, Mode.FULL)
 
 
+def test_a_body_is_warmed_up_before_it_is_recorded_unless_it_just_ran() -> None:
+    arena, runs = toy.make_arena(16, 4), list[bool]()
+
+    def body(frame: Frame) -> None:
+        runs.append(frame.is_warmup)
+
+    for is_warm in (False, True):
+        key = GraphKey("toy", Mode.FULL, CAPACITY)
+        capture(body, key, arena, lane_for(arena.device), state={}, is_warm=is_warm)
+    assert runs == [True, False, False]
+
+
 def test_a_body_that_waits_for_the_device_cannot_be_captured() -> None:
     with pytest.raises(CaptureError, match="makes the host wait"):
         captured(lambda frame: {"y": frame["x"] * frame["x"].sum().item()}, Mode.FULL)
@@ -187,6 +200,46 @@ def test_a_parameter_replaced_behind_a_dictionary_is_refused() -> None:
     module.weight = nn.Parameter(torch.randn(6, 6))
     with pytest.raises(AddressError, match="'weight' was at"):
         runner.run({"x": torch.randn(4, 6)}, copy_out)
+
+
+def test_a_buffer_in_another_order_is_not_taken_for_the_buffer() -> None:
+    buffer = torch.arange(9.0).view(3, 3)
+    store(buffer, buffer, "itself")
+    with pytest.raises(RuntimeError, match="single memory location"):
+        store(buffer, buffer.t(), "itself, turned")
+
+
+def test_a_declared_tensor_that_no_module_holds_is_watched_too() -> None:
+    state = {"table": torch.randn(4, 6)}
+    runner = plain_runner(lambda frame: {"y": frame["x"] + state["table"]}, state)
+    state["table"] = state["table"].clone()
+    with pytest.raises(AddressError, match="'table' was at"):
+        runner.run({"x": torch.randn(4, 6)}, copy_out)
+
+
+def test_modules_are_found_in_whatever_holds_them() -> None:
+    one, other = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+
+    def body(*given: Any, **named: Any) -> Tensor:
+        found: Tensor = other(late(*given, **named))
+        return found
+
+    def found(body: Any) -> list[int]:
+        return sorted(tensor.data_ptr() for tensor in Watched.of_body(body).values())
+
+    both = sorted(each.weight.data_ptr() for each in (one, other))
+    assert found(partial(body, one)) == found(partial(body, more=one)) == both
+    assert found(body) == [other.weight.data_ptr()], "the other cell is empty"
+    late = one
+    assert found(body) == both
+
+
+def test_a_weight_that_is_gone_is_named() -> None:
+    module = nn.Linear(6, 6)
+    watched = Watched.of_module(module)
+    del module.weight
+    with pytest.raises(AddressError, match="'weight' is gone"):
+        watched["weight"]
 
 
 def plain_runner(body: Body, state: Mapping[str, Tensor]) -> GraphRunner:

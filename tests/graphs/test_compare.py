@@ -20,6 +20,8 @@ def test_a_difference_names_output_count_and_row() -> None:
     (found,) = bit_differences({"y": wrong, "ids": torch.arange(4)}, {"y": right, "ids": torch.arange(4)})
     assert str(found) == "2 of 24 values of 'y' differ, the first in row 2"
     assert found.size == pytest.approx(1.0)
+    for wrong, size in ((right / 2, 0.5), (right * torch.nan, torch.inf)):
+        assert bit_differences({"y": wrong}, {"y": right})[0].size == pytest.approx(size)
 
 
 def test_another_shape_or_type_is_a_difference() -> None:
@@ -51,7 +53,7 @@ def test_products_in_another_order_are_within_the_estimated_error(dtype: torch.d
         wrong = {"y": plain["y"].clone()}
         wrong["y"][3, 5] += wrong["y"][3].float().square().mean().sqrt().to(dtype)
         (found,) = error_differences(wrong, plain, noisy)
-        assert (found.num_wrong, found.row) == (1, 3)
+        assert (found.num_wrong, found.row) == (1, 3) and 1 < found.size < torch.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,6 +96,24 @@ def test_whole_numbers_must_agree_where_rounding_does_not_decide() -> None:
     assert error_differences({"ids": torch.tensor([1, 1])}, plain, noisy)[0].row == 0
 
 
+def test_a_value_that_is_not_finite_must_stay_what_it_is_unless_rounding_decides() -> None:
+    right = torch.tensor([[torch.nan, torch.inf, 1.0]])
+    settled, open_ = [{"y": right}] * 2, [{"y": right}, {"y": torch.tensor([[1.0, 2.0, 1.0]])}]
+    assert error_differences({"y": right.clone()}, {"y": right}, settled) == []
+    for column, value in enumerate((1.0, -torch.inf, torch.nan)):
+        wrong = right.clone()
+        wrong[0, column] = value
+        (found,) = error_differences({"y": wrong}, {"y": right}, settled)
+        assert (found.num_wrong, found.size) == (1, torch.inf)
+        assert (error_differences({"y": wrong}, {"y": right}, open_) == []) == (column < 2)
+
+
+def test_a_single_value_is_compared_and_none_is_no_difference() -> None:
+    one, none = {"y": torch.ones(1)}, {"y": torch.ones(0, 4)}
+    assert error_differences({"y": torch.full((1,), 2.0)}, one, [one])[0].num_wrong == 1
+    assert error_differences(none, none, [none]) == []
+
+
 def test_noise_changes_nothing_that_outlives_the_run() -> None:
     cache = torch.randn(8, 4)
     before = cache.clone()
@@ -101,8 +121,9 @@ def test_noise_changes_nothing_that_outlives_the_run() -> None:
     def body() -> dict[str, Tensor]:
         cache[3].copy_(before[3])
         cache.add_(0)
-        return {"y": cache * 2}
+        return {"y": cache * 2, "squares": cache.t() @ cache}
 
     runs = noisy_runs(body)
     assert torch.equal(cache, before)
+    assert not any(bit_differences(*pair) for pair in zip(runs, noisy_runs(body), strict=True)), "the same again"
     assert any(bit_differences(run, {"y": before * 2}) for run in runs)

@@ -34,6 +34,7 @@ def test_a_key_prints_in_one_line() -> None:
 def test_capacities_are_equal_whatever_the_order_of_their_dimensions() -> None:
     assert Capacity.of(tokens=8, segments=2) == Capacity.of({"segments": 2, "tokens": 8})
     assert dict(Capacity.of(tokens=8)) == {"tokens": 8}
+    assert Capacity.of(Capacity.of(tokens=8, segments=2), tokens=9) == Capacity.of(tokens=9, segments=2)
     with pytest.raises(KeyError):
         Capacity.of(tokens=8)["segments"]
 
@@ -54,3 +55,4 @@ def test_uniform_sizes_are_padded_by_less_than_six_percent(largest: int) -> None
     assert padded.sum() / sizes.sum() < 0.06
     assert len(buckets) < 90
     assert {64, 512, 1024} <= set(buckets.tolist())
+    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "no eighth of these is a row"

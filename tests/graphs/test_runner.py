@@ -2,7 +2,7 @@ import gc
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier
 from time import sleep
 from types import SimpleNamespace
@@ -241,6 +241,15 @@ def test_a_second_thread_is_refused_while_a_batch_is_consumed() -> None:
     assert "shares memory with a pass that runs in another thread" in runner.run(toy.batch(5), consume)
 
 
+def test_what_is_over_or_was_refused_keeps_no_other_thread_away() -> None:
+    runner = toy.make_runner()
+    expected = runner.run(toy.batch(5), copy_out)["y"]
+    with pytest.raises(GraphError, match="entered again"):
+        runner.run(toy.batch(5), lambda outputs: runner.run(toy.batch(3), copy_out))
+    with ThreadPoolExecutor(1) as threads:
+        assert torch.equal(threads.submit(runner.run, toy.batch(5), copy_out).result()["y"], expected)
+
+
 def test_a_consumer_that_runs_another_batch_is_refused() -> None:
     runner = toy.make_runner()
     with pytest.raises(GraphError, match="entered again by the consumer of its own outputs"):
@@ -260,6 +269,45 @@ def test_results_that_were_handed_over_do_not_change() -> None:
 def test_an_empty_batch_is_all_padding() -> None:
     runner = toy.make_runner()
     assert runner.run(toy.batch(), copy_out)["y"].shape == (0, toy.WIDTH)
+
+
+def test_a_decision_for_another_structure_or_for_no_graph_is_refused() -> None:
+    runner = toy.make_runner(GraphSettings(tiers=BOTH))
+    runner.capture_exact(toy.batch(4, 6, 8))
+    decision = runner.decide(runner.phase.arena.admit(toy.batch(4, 6, 8)))
+    assert runner.obey(decision, toy.batch(4, 6, 8), copy_out)["y"].shape[0] == 18
+    with pytest.raises(GraphError, match=r"graph .* has a different structure from the batch"):
+        runner.obey(decision, toy.batch(5, 5, 8), copy_out)
+    assert decision.key is not None
+    runner.drop([decision.key])
+    with pytest.raises(GraphError, match="no graph is captured for"):
+        runner.obey(decision, toy.batch(4, 6, 8), copy_out)
+
+
+def test_a_runner_tells_how_the_last_batch_ran() -> None:
+    """Ranks compare it."""
+    runner = toy.make_runner()
+    runner.run(toy.batch(5), copy_out)
+    assert (str(runner.last), runner.last_rows) == ("toy/full segments=4 tokens=16", 5)
+    assert runner.phase.arena.views(Capacity.of(tokens=16, segments=4))["x"][5:].eq(0).all(), "padded, not poisoned"
+    runner.run(toy.batch(40), copy_out)
+    assert (runner.last, runner.last_rows) == ("toy eager segments=1 tokens=40", 40)
+
+
+def test_a_graph_in_the_place_of_another_is_refused() -> None:
+    runner = toy.make_runner()
+    large, small = runner.graphs
+    runner._graphs = {large.key: small, small.key: large}
+    with pytest.raises(GraphError, match=r"graph \[.* tokens=32\] is kept in the place of \[.* tokens=16\]"):
+        runner.run(toy.batch(5), copy_out)
+
+
+def test_an_example_gets_smaller_until_its_bucket_holds_it() -> None:
+    runner = GraphRunner(replace(toy.make_phase(((16, 2),)), typical=4))
+    found = runner.example_for(runner.phase.buckets[0]).sizes
+    assert found == Capacity.of(tokens=4, segments=1), "four segments are too many, and two with the padding, too"
+    with pytest.raises(ConfigError, match="no example of phase toy fits its bucket segments=1 tokens=16"):
+        GraphRunner(replace(toy.make_phase(((16, 1),)), typical=4)).capture_buckets()
 
 
 def test_a_bucket_larger_than_the_arena_is_refused() -> None:
@@ -342,6 +390,16 @@ class TestExact:
             assert runner.catalogue.exact.nbytes <= 400_000
         assert len(runner.catalogue.exact.graphs) > 0
         assert runner.stats.fallbacks.total() == 0
+
+    def test_what_is_hot_is_captured_one_by_one_and_once(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
+        for rows in (3, 5):
+            use(runner, rows, 1)
+        assert len(runner.capture_hot()) == 1 and runner.catalogue.exact.has_pending, "each takes its time"
+        runner.capture_hot()
+        runner.capture_exact(toy.batch(3))
+        assert runner.stats.captures == 4, "two buckets and two layouts"
+        assert [graph["tier"] for graph in runner.snapshot()["graphs"]] == ["capacity"] * 2 + ["exact"] * 2
 
     def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
         runner = full_runner()
@@ -505,9 +563,24 @@ class TestCosts:
         assert runner.stats.replays.total() == 1
 
     def test_costs_are_measured(self) -> None:
-        costs = toy.make_runner(buckets=((8, 4), (12, 4), (16, 4))).calibrate()
+        runner = toy.make_runner(buckets=((8, 4), (12, 4), (16, 4)))
+        costs = runner.calibrate()
         assert [rows for rows, _ in costs.graph.points] == [8, 12, 16]
+        assert all(graph.num_replays for graph in runner.graphs)
         assert all(seconds > 0 for _, seconds in (*costs.graph.points, *costs.eager.points))
+
+    def test_replays_alone_are_timed_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        buckets = ((8, 4), (12, 4), (16, 4))
+        for most_rows, timed in ((12, [8, 12]), (4, [8])):
+            monkeypatch.setattr("saccade.graphs.runner.MOST_TIMED_ROWS", most_rows)
+            runner = toy.make_runner(buckets=buckets)
+            runner.time_replays()
+            assert runner.catalogue.seconds is not None and runner.catalogue.costs is None
+            assert [rows for rows, _ in runner.catalogue.seconds.points] == timed
+            assert [bool(graph.num_replays) for graph in runner.graphs[::-1]] == [n in timed for n, _ in buckets]
+        off = toy.make_runner(GraphSettings(tiers=frozenset()), buckets=buckets)
+        off.time_replays()
+        assert off.catalogue.seconds is None, "there is nothing to replay"
 
 
 def _fail(*args: object, **named: object) -> None:

@@ -36,7 +36,7 @@ class Catalogue:
         decision, exact_key = self._decide(sizes, structure)
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.shape.name} batch of {sizes} is not replayed: {decision} (--graphs-strict)")
-        if exact_key is None or Tier.EXACT not in self.settings.tiers:
+        if exact_key is None:
             return decision
         if decision.tier is Tier.EXACT:
             self.exact.use(exact_key)
@@ -54,7 +54,7 @@ class Catalogue:
     def _decide(self, sizes: Capacity, structure: Structure) -> tuple[Decision, GraphKey | None]:
         """The decision, and the key of the batch's exact graph if it may have one."""
         tiers, rows = self.settings.tiers, self.shape.rows
-        exact_key = self.key(sizes, structure) if self.exact.graphs or Tier.EXACT in tiers else None
+        exact_key = self.key(sizes, structure) if Tier.EXACT in tiers else None
         if not tiers:
             off = Decision(Tier.EAGER, Reason.GRAPHS_OFF, padded_to=self.shape.bucket_for(sizes))
             return off, exact_key

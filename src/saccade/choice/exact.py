@@ -105,7 +105,6 @@ class ExactIndex:
         if len(self._uses) > MAX_CANDIDATES + len(self.graphs):
             unseen = next(each for each in self._uses if each not in self.graphs)
             del self._uses[unseen]
-            self._pending.pop(unseen, None)
 
     def _is_hot(self, key: GraphKey) -> bool:
         uses = self._uses.get(key, 0)

@@ -228,17 +228,13 @@ def _check_declaration(buffers: Sequence[Buffer], limits: Capacity) -> None:
         for dimension in dimensions:
             if dimension not in limits:
                 raise ConfigError(f"buffer {buffer.name!r} varies in {dimension!r}; limits are set for {limits}")
-        if buffer.role is Role.METADATA:
-            numpy_dtype(buffer)
 
 
 def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if isinstance(value, np.ndarray) and value.dtype == dtype:
         return value
-    if isinstance(value, Tensor):
-        if value.device.type != "cpu":
-            raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
-        value = value.numpy()
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
     array = np.asarray(value)
     if array.dtype != dtype and array.size and dtype.kind in "iu":
         if not np.can_cast(array.dtype, np.int64):

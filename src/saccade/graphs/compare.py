@@ -47,7 +47,7 @@ def _bit_difference(name: str, actual: Tensor, right: Tensor) -> OutputDifferenc
     if actual.shape != right.shape or actual.dtype != right.dtype:
         return OutputDifference(name, right.numel(), right.numel(), 0, float("inf"))
     bits = _BITS[right.dtype.itemsize]
-    is_wrong = actual.contiguous().view(bits) != right.contiguous().view(bits)
+    is_wrong = actual.view(bits) != right.view(bits)
     return _located(name, is_wrong, lambda: _relative(actual, right, is_wrong))
 
 

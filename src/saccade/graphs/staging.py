@@ -52,7 +52,7 @@ class SlabPlace:
             view[count:] = self._num_rows
             if padding.longest:
                 ends = np.arange(1, len(view) - count + 1) * padding.longest + view[count - 1]
-                np.minimum(ends, self._num_rows, out=view[count:], casting="unsafe")
+                np.minimum(ends, self._num_rows, out=view[count:])
         elif isinstance(padding, OwnIndex):
             view[count:] = np.arange(count, len(view))
         elif isinstance(padding, RepeatLast) and count:
