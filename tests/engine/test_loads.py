@@ -146,7 +146,7 @@ def random_params(random: Random) -> SamplingParams:
         seed=random.randrange(9),
         max_tokens=most,
         ignore_eos=random.random() < 0.5,
-        logprobs=random.choice([None, 2]),
+        logprobs=random.choice([None, 0, 2, 5]),
         prompt_logprobs=random.choice([None, None, 0]),
         prompt_logprobs_start=random.choice([0, 9]),
         **more,
