@@ -50,6 +50,13 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_forms_of_tool_calls_that_are_understood_may_be_named(name: str) -> None:
+    assert not read("--tool-call-parser", name).notes
+    with pytest.raises(ConfigError, match=r"Llama 3's JSON .* whichever the chat template uses"):
+        read("--tool-call-parser", "pythonic")
+
+
 def test_the_server_of_sglang_15320_is_understood() -> None:
     flags = read(*shlex.split(SERVE.format(tp="")))
     server, engine = settings_from(flags, ServerSettings), settings_from(flags, EngineSettings)

@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -22,15 +23,16 @@ def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 
 
 def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
-    made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
+    made: tiny.Tiny, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     code, found = examined(capsys, str(made.folder))
     assert code == 0, found
+    assert not caplog.messages, "nobody asked for the limits that the sample has"
     assert found["config"].found.startswith("Qwen3VLForConditionalGeneration, 3 layers")
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
     assert "of them an image's" in found["template"].found
-    assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("can be shared by 1, 2")
-    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "files", "port", "sockets"} <= found.keys()
+    assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("runs with --tensor-parallel-size 1, 2")
+    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "cache", "files", "port", "sockets"} <= found.keys()
 
 
 def test_a_broken_checkpoint_is_named_with_what_to_do(
@@ -58,6 +60,16 @@ def test_a_taken_port_is_broken() -> None:
         taken.listen()
         found = checks.check_port("127.0.0.1", taken.getsockname()[1])
     assert found.level is Level.BROKEN and "--port" in found.fix
+
+
+def test_folders_that_this_user_may_not_write_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (found := checks.check_cache()).level is Level.OK and str(tmp_path) in found.found
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    for found, moved_by in ((checks.check_disk(), "HF_HOME"), (checks.check_cache(), "XDG_CACHE_HOME")):
+        assert found.level is Level.NOTE and moved_by in found.fix and "this user" in found.found
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert checks.check_cache().level is Level.NOTE
 
 
 def test_a_check_that_raises_is_a_finding() -> None:
@@ -94,14 +106,14 @@ def test_gpus_are_counted_and_asked_whether_they_reach_each_other(
 
 def test_a_model_says_how_many_ranks_can_share_it(real_size: Path) -> None:
     """32 query heads and 16 of the tower; with 8 heads of keys, two of 16 ranks share one."""
-    assert check_ranks(real_size).found == "can be shared by 1, 2, 4, 8, 16 ranks (--tensor-parallel-size)"
+    assert check_ranks(real_size).found == "runs with --tensor-parallel-size 1, 2, 4, 8, 16"
     config = json.loads((real_size / "config.json").read_text())
     config["vision_config"] |= {"num_heads": 4}
     (folder := real_size.parent / "four heads").mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     found = check_ranks(folder).found
-    assert found.startswith("can be shared by 1, 2, 4 ranks (--tensor-parallel-size); ")
-    assert found.endswith("also by 8, 16, which then encode whole images each (--mm-encoder-tp-mode data)")
+    assert found.startswith("runs with --tensor-parallel-size 1, 2, 4; ")
+    assert found.endswith("also 8, 16, where each rank encodes whole images (--mm-encoder-tp-mode data)")
 
 
 def test_marks_and_fixes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

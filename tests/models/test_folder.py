@@ -1,7 +1,7 @@
 """Where a checkpoint is found: a folder as it is, or the hub at a revision."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import huggingface_hub
 import pytest
@@ -52,3 +52,22 @@ def test_commands_pass_a_revision_on(
     status = main([command, "org/name", *more, "--revision", "gone", "--download-dir", "/there"])
     assert status == 2 and "org/name at revision gone" in " ".join(capsys.readouterr().err.split())
     assert [(call["revision"], call["cache_dir"]) for call in asked] == [("gone", "/there")]
+
+
+def test_a_file_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("config.json", "notes.md", "model.safetensors"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name == "config.json")
+    with pytest.raises(ConfigError, match=r"user \d+ may not read .*/model\.safetensors; give that user the right"):
+        find_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert find_folder(tmp_path) == tmp_path
+
+
+def test_a_folder_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ConfigError, match=rf"user \d+ may not read {tmp_path}; "):
+        find_folder(tmp_path)

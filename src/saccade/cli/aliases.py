@@ -1,13 +1,14 @@
 """Flags of vLLM and SGLang: mapped to a setting, or harmless and accepted with a note, or refused with a reason."""
 
 from argparse import SUPPRESS
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from saccade.cli.actions import Budget, GraphWord, Refuse, Take, Translate
-from saccade.cli.parser import Parser
+from saccade.cli.parser import Parser, did_you_mean
 from saccade.cli.values import is_list, reader_of
-from saccade.config import foreign_variables
+from saccade.config import ENVIRONMENT_PREFIX, environment, foreign_variables
 
 Refused = dict[str, tuple[str, frozenset[str]]]
 
@@ -109,7 +110,7 @@ TAKEN_SWITCHES = _each(
         "--show-time-cost --enable-request-time-stats-logging": _TIMINGS,
         "--sleep-on-idle": "an idle engine waits without work",
         "--disable-frontend-multiprocessing": "the engine has a process of its own",
-        "--disable-fastapi-docs": "there are no such pages; GET /openapi.json is the description",
+        "--disable-fastapi-docs": "/docs and /openapi.json stay: they say what any server of this version takes",
         "--disable-outlines-disk-cache": _GRAMMARS,
         "--disable-mm-preprocessor-cache --disable-fast-image-processor --keep-mm-feature-on-device": _IMAGES,
         "--skip-mm-profiling": "the encoder's memory is known from its buffers",
@@ -121,11 +122,12 @@ TAKEN_SWITCHES = _each(
 TAKEN_VALUES = _each(
     {
         "--attention-backend --prefill-attention-backend --decode-attention-backend --mm-attention-backend "
-        "--mm-encoder-attn-backend --sampling-backend": _KERNELS,
+        "--mm-encoder-attn-backend --sampling-backend --attention-config": _KERNELS,
         "--piecewise-cuda-graph-max-tokens": "prefill graphs cover every step up to --max-num-batched-tokens",
         "--piecewise-cuda-graph-compiler": "pieces are captured as they are, without a compiler",
-        "--torch-compile-max-bs": _NO_COMPILER,
-        "--grammar-backend --guided-decoding-backend": _GRAMMARS,
+        "--torch-compile-max-bs --optimization-level": _NO_COMPILER,
+        "--grammar-backend --guided-decoding-backend --structured-outputs-config": _GRAMMARS,
+        "--api-server-count": "one front end serves all engines of a machine; for more machines see docs/scaling.md",
         "--log-level --log-level-http --uvicorn-log-level": _LOG,
         "--max-log-len": "prompts are never logged",
         "--log-requests-level": "prompts and outputs are never logged; --access-log logs method, path and status",
@@ -164,6 +166,8 @@ _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
 _MEMORY = "a running server keeps its memory; stop it to free the GPU"
 _SUMS = "seeds do not depend on the batch, but sums of other batches may differ in the last bits"
+_BY_NAME = "code by name is never loaded"
+_CALLS = "calls are read as Hermes (Qwen) or Llama 3's JSON has them, whichever the chat template uses; leave it out"
 # A flag that cannot be honoured: why, what to do, and any neutral values, which ask for nothing.
 REFUSED = _refused(
     {
@@ -204,17 +208,20 @@ REFUSED = _refused(
         "--speculative-config --speculative-algorithm --speculative-draft-model-path": _DRAFTS,
         "--kv-cache-memory-bytes": "use --kv-cache-tokens; `saccade plan` shows the bytes of a token",
         "--kv-transfer-config": _KV_ELSEWHERE,
+        "--kv-offloading-size": (_KV_ELSEWHERE, "0"),
         "--enable-hierarchical-cache": (_KV_ELSEWHERE, "false"),
         "--disaggregation-mode": ("prefill and decode share a GPU", "null"),
-        "--mm-processor-kwargs": "pixel limits come from the checkpoint's preprocessor_config.json",
+        "--mm-processor-kwargs": "preprocessor_config.json bounds pixels; a request may send mm_processor_kwargs",
         "--enable-sleep-mode --enable-memory-saver": (_MEMORY, "false"),
         "--enable-deterministic-inference": (_SUMS, "false"),
         "--allow-auto-truncate": ("a prompt that is too long is refused, not cut", "false"),
         "--enable-custom-logit-processor": ("code from requests is never run", "false"),
-        "--logits-processors --middleware": "code by name is never loaded",
+        "--logits-processors --middleware": _BY_NAME,
+        "--tool-parser-plugin --reasoning-parser-plugin": _BY_NAME,
+        "--enable-prompt-embeds": ("prompts are text, token ids, images and videos", "false"),
         "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', "false"),
         "--enable-trace": ("an address turns spans on: --otlp-traces-endpoint URL", "false"),
-        "--tool-call-parser": ("tool calls of Qwen models are parsed as Hermes does", "hermes qwen qwen25"),
+        "--tool-call-parser": (_CALLS, "hermes qwen qwen25 qwen3 llama3_json llama3"),
     }
 )
 _COUNTED = "the server counts tokens with the model's own tokenizer"
@@ -270,6 +277,21 @@ _OTHERS = "settings here are flags, a --config file and SACCADE_ variables"
 def variable_notes(variables: Mapping[str, str] | None = None) -> list[str]:
     """One line per variable that is set. Values are not shown: one may be a key."""
     return [f"{name} changes nothing: {INSTEAD.get(name, _OTHERS)}" for name in foreign_variables(variables)]
+
+
+def unknown_variables(kinds: Iterable[type[Any]], variables: Mapping[str, str] | None = None) -> list[str]:
+    """One line per SACCADE_ variable that none of these settings has: a misspelt key would leave a server open."""
+    known = {"config", *(field.name for settings in kinds for field in fields(settings))}
+    flags = [_flag(name) for name in sorted(known)]
+    found = {name: _flag(name) for name in sorted(set(environment(variables)) - known)}
+    return [
+        f"{ENVIRONMENT_PREFIX}{name.upper()} changes nothing: there is no {flag}{did_you_mean(flag, flags)}"
+        for name, flag in found.items()
+    ]
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def add_aliases(parser: Parser) -> None:

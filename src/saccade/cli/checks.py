@@ -1,6 +1,7 @@
 """Machine checks of `saccade doctor`. Every check ends in a finding; none of them raises."""
 
 import importlib.util
+import os
 import platform
 import resource
 import shutil
@@ -14,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from saccade.config import kernel_folder
 from saccade.errors import SaccadeError
 
 GIB = 2**30
@@ -22,6 +24,7 @@ MIN_PYTHON = (3, 11)
 MIN_CAPABILITY = (8, 0)
 ENOUGH_DISK_BYTES = 40 * GIB
 ENOUGH_FILES = 4096
+WRITABLE_HUB = "set HF_HOME to a folder that can be written"
 # Optional packages by the module they provide: what is missing without them, and how to get it.
 OPTIONAL = {
     "flash_attn": ("the fastest attention on Hopper and later", "cuda"),
@@ -68,7 +71,8 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
     yield guarded("kernels", check_kernels, "reinstall saccade-vlm[cuda] and triton")
     for module, (what, extra) in OPTIONAL.items():
         yield check_optional(module, what, extra)
-    yield guarded("disk", check_disk, "set HF_HOME to a folder that can be written")
+    yield guarded("disk", check_disk, WRITABLE_HUB)
+    yield check_cache()
     yield guarded("sockets", check_sockets, "set TMPDIR to a folder that can be written, with a short path")
     yield check_files()
     yield guarded("port", lambda: check_port(host, port), "choose another with --port")
@@ -166,9 +170,20 @@ def check_disk() -> Finding:
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(place).free
     found = f"{free / GIB:.0f} GiB free for downloaded models at {folder}"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return Finding("disk", Level.NOTE, f"{found}, which this user may not write", WRITABLE_HUB)
     if free < ENOUGH_DISK_BYTES:
         return Finding("disk", Level.NOTE, found, "a model of 8 B parameters takes 17 GiB; HF_HOME moves the folder")
     return Finding("disk", Level.OK, found)
+
+
+def check_cache() -> Finding:
+    """Where compiled kernels are kept from one start to the next."""
+    folder = kernel_folder()
+    if folder is None or not os.access(folder, os.W_OK | os.X_OK):
+        found = "this user has no folder to keep compiled kernels in: every start on a GPU compiles them anew"
+        return Finding("cache", Level.NOTE, found, "set XDG_CACHE_HOME to a folder that can be written")
+    return Finding("cache", Level.OK, f"compiled kernels are kept in {folder}")
 
 
 def check_sockets() -> Finding:

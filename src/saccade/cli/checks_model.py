@@ -58,9 +58,9 @@ def check_ranks(folder: Path) -> Finding:
     family, spec = read_spec(config)
     formats = read_formats(config, family.renames)
     sizes = dividing_sizes(spec, formats, "weights")
-    found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
+    found = f"runs with --tensor-parallel-size {_listed(sizes)}"
     if spec.vision is not None and (more := sorted({*dividing_sizes(spec, formats, "data")} - {*sizes})):
-        found += f"; also by {_listed(more)}, which then encode whole images each (--mm-encoder-tp-mode data)"
+        found += f"; also {_listed(more)}, where each rank encodes whole images (--mm-encoder-tp-mode data)"
     return Finding("ranks", Level.OK, found)
 
 
@@ -113,7 +113,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
     from saccade import LLM, SamplingParams
 
     started = perf_counter()
-    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 2048, "kv_cache_tokens": 4096}
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 1024, "kv_cache_tokens": 4096}
     with LLM(folder, device="cpu", enforce_eager=True, **limits) as llm:
         params = SamplingParams(temperature=0, max_tokens=8)
         [output] = llm.chat(_question("What shape is this?", llm.processor), params, progress=False)

@@ -4,7 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 from saccade.bundled import LIMITS
-from saccade.cli.aliases import add_aliases, variable_notes
+from saccade.cli.aliases import add_aliases, unknown_variables, variable_notes
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.client.spare import Spare
@@ -13,13 +13,14 @@ from saccade.server.server_settings import ServerSettings
 from saccade.terminal import warn
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
+SETTINGS: tuple[type[Any], ...] = (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings)
 BUNDLED: dict[str, Any] = {**LIMITS, "served_model_name": ("saccade",)}
 
 
 def new_parser(name: str) -> Parser:
     about = "Serve a model: a checkpoint folder or a hub id. Without one, the model that comes with the package."
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings):
+    for settings in SETTINGS:
         parser.add_settings(settings)
     add_aliases(parser)
     return parser
@@ -30,7 +31,7 @@ def run(flags: Namespace) -> int:
     server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
     limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
     model = chosen_model(flags.words)
-    for note in variable_notes():
+    for note in (*variable_notes(), *unknown_variables(SETTINGS)):
         warn(note)
     with Spare() as spare:  # before importing the server: the worker's imports take longer
         from saccade.server.front_end import serve

@@ -1,5 +1,6 @@
 """Finds a checkpoint's folder, local or on the hub."""
 
+import os
 from pathlib import Path
 
 from saccade.errors import ConfigError
@@ -14,7 +15,7 @@ def find_folder(
 ) -> Path:
     """A local folder is returned unchanged; anything else is a hub id, which is fetched or found in the hub's cache."""
     path = Path(folder_or_id).expanduser()
-    if path.is_dir():
+    if _is_folder(path):
         if revision:
             raise ConfigError(
                 f"revision is {revision}, but {folder_or_id} is a local folder, which has none; leave --revision out, "
@@ -29,6 +30,26 @@ def find_folder(
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
         raise ConfigError(f"{folder_or_id} is not a folder; give a checkpoint folder or a hub id such as org/name")
     return _fetch(str(folder_or_id), revision, download_dir, SETTINGS + WEIGHTS * with_weights)
+
+
+def _is_folder(path: Path) -> bool:
+    """Refuses what this user may not read: a server often runs as another user than the one who fetched the model."""
+    try:
+        files = [file for file in path.iterdir() if any(map(file.match, SETTINGS + WEIGHTS)) and file.exists()]
+    except PermissionError as error:
+        raise _forbidden(error.filename) from None
+    except (OSError, ValueError):
+        return False
+    for file in files:
+        if not os.access(file, os.R_OK):
+            raise _forbidden(file)
+    return True
+
+
+def _forbidden(path: str | Path) -> ConfigError:
+    return ConfigError(
+        f"user {os.getuid()} may not read {path}; give that user the right to, and to enter the folders above it"
+    )
 
 
 def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Path:
