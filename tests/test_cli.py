@@ -109,6 +109,19 @@ def test_run_takes_the_bundled_model_where_none_is_named(picture: Path, capsys: 
     assert capsys.readouterr().out.endswith("\n")
 
 
+@pytest.mark.parametrize("place", ["before", "behind", "file"])
+def test_run_asks_the_model_of_a_flag_or_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Not the bundled one, which would answer, too."""
+    missing = str(tmp_path / "nothing")
+    (tmp_path / "run.yaml").write_text(f"model: {missing}")
+    named = ["--config", str(tmp_path / "run.yaml")] if place == "file" else ["--model", missing]
+    words = ["hello", *named] if place == "behind" else [*named, "hello"]
+    assert main(["run", *words]) == 2
+    assert missing in capsys.readouterr().err
+
+
 def test_run_names_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(tmp_path / "nothing"), "hello"]) == 2
     assert "nothing" in capsys.readouterr().err

@@ -236,6 +236,12 @@ def test_a_model_may_be_named_in_three_ways(words: list[str]) -> None:
     assert read(*words).words == ["a/b"]
 
 
+def test_two_models_are_an_error() -> None:
+    assert read("a/b", "--model", "a/b").words == ["a/b"]
+    with pytest.raises(ConfigError, match="there are two models, 'a/b' and 'c/d' of --model; name one"):
+        read("a/b", "--model", "c/d")
+
+
 def test_notes_are_plain_lines_beside_the_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status = main(["plan", str(tmp_path / "nothing"), "--enable-multimodal", "--enable-multimodal"])
     shown = capsys.readouterr()

@@ -75,12 +75,20 @@ class Parser(ArgumentParser):
         if graph_words:
             chosen["graphs"] = ",".join(filter(None, (*graph_words, chosen.get("graphs", ""))))
         values = {**self._own_defaults, **chosen}
-        if self.max_words and "model" in values and not words:
+        if self.max_words and "model" in vars(given):
+            words = self._with_model(given.model, words)
+        elif self.max_words and "model" in values and not words:
             words = [values["model"]]
         if len(words) > self.max_words:
             self.error(f"unexpected {words[self.max_words]!r}; usage: {self.usage}")
         read = {"command": self.name, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)}
         return Namespace(**{**values, **read})
+
+    def _with_model(self, model: str, words: list[str]) -> list[str]:
+        """The words, the first of which is the model of a flag."""
+        if len(words) == self.max_words and words[0] != model:
+            self.error(f"there are two models, {words[0]!r} and {model!r} of --model; name one")
+        return words if len(words) == self.max_words else [model, *words]
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `saccade {self.name} --help`)")

@@ -55,7 +55,7 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    model, prompt = _model_and_prompt(flags.words)
+    model, prompt = _model_and_prompt(flags.words, getattr(flags, "model", ""))
     content: list[Part] = getattr(flags, "media", [])
     first = fetched(content + parts_of(prompt)) if prompt else None
     if first is None and not sys.stdin.isatty():
@@ -79,11 +79,12 @@ def _image(word: str) -> Part:
         raise ConfigError(f"{error} (--image, --video)") from None
 
 
-def _model_and_prompt(words: list[str]) -> tuple[str, str]:
+def _model_and_prompt(words: list[str], configured: str) -> tuple[str, str]:
+    """`configured` is the model that flags or a file name."""
     if len(words) == 2:
         return words[0], words[1]
-    if words and not looks_like_model(words[0]):
-        return str(bundled_model()), words[0]
+    if words and words[0] != configured and not looks_like_model(words[0]):
+        return configured or str(bundled_model()), words[0]
     piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
     return (words[0] if words else str(bundled_model())), piped
 
