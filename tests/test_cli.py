@@ -110,9 +110,7 @@ def test_run_takes_the_bundled_model_where_none_is_named(picture: Path, capsys: 
 
 
 @pytest.mark.parametrize("place", ["before", "behind", "file"])
-def test_run_asks_the_model_of_a_flag_or_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+def test_run_asks_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
     """Not the bundled one, which would answer, too."""
     missing = str(tmp_path / "nothing")
     (tmp_path / "run.yaml").write_text(f"model: {missing}")

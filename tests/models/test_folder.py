@@ -7,9 +7,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from saccade import bundled
 from saccade.cli import main
 from saccade.errors import ConfigError
-from saccade.models.folder import find_folder
+from saccade.models.folder import find_folder, find_model
 
 
 @pytest.fixture
@@ -35,6 +36,18 @@ def test_the_hub_is_asked_for_a_revision_and_a_place(asked: list[dict[str, Any]]
     told = r"org/name at revision gone is neither a folder nor a hub repository .*the hub cannot be reached"
     with pytest.raises(ConfigError, match=told):
         find_folder("org/name", revision="gone")
+
+
+def test_what_cannot_be_run_is_refused_before_its_weights_are_fetched(
+    asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OtherModel"]}')
+    with pytest.raises(ConfigError, match="architecture OtherModel is not known"):
+        find_model("org/name", revision="v2")
+    assert [(call["revision"], "*.safetensors" in call["allow_patterns"]) for call in asked] == [("v2", False)]
+    (tmp_path / "config.json").write_bytes((bundled.path() / "config.json").read_bytes())
+    assert find_model("org/name", revision="v2") == tmp_path
+    assert "*.safetensors" in asked[-1]["allow_patterns"]
 
 
 def test_a_folder_has_no_revision(asked: list[dict[str, Any]], tmp_path: Path) -> None:

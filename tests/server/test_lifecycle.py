@@ -77,7 +77,7 @@ def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
         asked.append((model, revision))
         return folder
 
-    monkeypatch.setattr(lifecycle, "find_folder", find)
+    monkeypatch.setattr(lifecycle, "find_model", find)
     plan = Launch("org/name", EngineSettings(revision="v2"), SchedulerSettings(), MediaSettings())
     asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert asked == [("org/name", "v2")] and [settings.revision for settings in begun] == [""]

@@ -3,7 +3,6 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from saccade.cli.model import bundled_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
-from saccade.models.folder import find_folder
+from saccade.models.folder import find_folder, find_model
 from saccade.terminal import Output, print_json, print_table
 
 BUNDLED = "(bundled)"
@@ -119,19 +118,14 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
 
 
 def _pull(flags: Namespace) -> int:
-    from saccade.models.model_config import Config
-    from saccade.models.registry import read_spec
-
     if not flags.words:
         raise ConfigError("there is no name; give one: saccade pull org/name")
     name, asked, console = flags.words[0], settings_from(flags, PullSettings), Console(stderr=True)
     if Path(name).expanduser().is_dir():
         raise ConfigError(f"{name} is a folder on this machine already; nothing is fetched")
-    find = partial(find_folder, name, revision=asked.revision, download_dir=asked.download_dir)
     with console.status(f"asking the hub for {name}"):
-        folder = find(with_weights=False)
-    read_spec(Config.read(folder / "config.json"))
-    folder = find()  # the hub's package draws its own bars
+        find_folder(name, revision=asked.revision, download_dir=asked.download_dir, with_weights=False)
+    folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # draws bars of its own
     model = described(name, folder, sum(file.stat().st_size for file in folder.iterdir()))
     if model.problem:
         raise ConfigError(f"{name} was fetched, but cannot be served: {model.problem.removeprefix('no: ')}")

@@ -1,9 +1,12 @@
 """Finds a checkpoint's folder, local or on the hub."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from saccade.errors import ConfigError
+from saccade.models.model_config import Config
+from saccade.models.registry import read_spec
 
 # Read by the model, tokenizer, templates and image processor. Code and pickles are never fetched.
 SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -30,6 +33,13 @@ def find_folder(
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
         raise ConfigError(f"{folder_or_id} is not a folder; give a checkpoint folder or a hub id such as org/name")
     return _fetch(str(folder_or_id), revision, download_dir, SETTINGS + WEIGHTS * with_weights)
+
+
+def find_model(folder_or_id: str | Path, *, revision: str = "", download_dir: str = "") -> Path:
+    """The folder of a model that can be run. One that cannot is refused before its weights are fetched."""
+    find = partial(find_folder, folder_or_id, revision=revision, download_dir=download_dir)
+    read_spec(Config.read(find(with_weights=False) / "config.json"))
+    return find()
 
 
 def _is_folder(path: Path) -> bool:

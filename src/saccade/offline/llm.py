@@ -19,7 +19,7 @@ from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.rank_prompts import find_answers, score_of
-from saccade.models.folder import find_folder
+from saccade.models.folder import find_model
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.offline.llm_pooling import (
     EmbeddingOutput,
@@ -61,7 +61,7 @@ class LLM:
             raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
-        folder = find_folder(model, revision=engine.revision, download_dir=engine.download_dir)
+        folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)
         self.processor = Processor.from_folder(folder, chat_template=engine.chat_template)
         self._embedding = EmbeddingSettings.from_folder(folder, engine.pooling)
         self._built: Built | None = build_engine(folder, engine, limits, processor=self.processor)

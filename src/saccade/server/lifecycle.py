@@ -20,7 +20,7 @@ from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.processor import Processor
 from saccade.inputs.template_trial import try_template
-from saccade.models.folder import find_folder
+from saccade.models.folder import find_model
 from saccade.routing import make_policy, room_of
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
@@ -95,9 +95,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
 async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedModel:
     stages.enter("finding the model")
     chosen = plan.engine
-    folder = await asyncio.to_thread(
-        find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
-    )
+    folder = await asyncio.to_thread(find_model, plan.model, revision=chosen.revision, download_dir=chosen.download_dir)
     stages.enter("reading tokenizer and template")
     processor, _ = await asyncio.gather(
         asyncio.to_thread(
