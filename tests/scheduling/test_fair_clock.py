@@ -115,6 +115,15 @@ def test_a_cleared_clock_begins_anew_for_everybody() -> None:
     assert clock.enter("busy", 1.0) == 0.0, "what began before is over, too"
 
 
+def test_a_scheduler_that_was_idle_begins_anew_for_everybody() -> None:
+    loop = Loop(make_scheduler(LIMITS))
+    loop.add(make_request("before", [5, 6, 7], tenant="busy"))
+    loop.drain()
+    later = make_request("later", [5, 6, 7], tenant="busy")
+    loop.add(later)
+    assert later.fair_start == 0.0
+
+
 def test_a_flood_in_the_scheduler_does_not_keep_others_waiting() -> None:
     """One slot: the other tenant's request begins after the running one and one more."""
     loop = Loop(make_scheduler(LIMITS))
