@@ -113,5 +113,5 @@ def test_an_endless_iterable_is_not_read_to_its_end() -> None:
 @pytest.mark.parametrize("text", ["", "two\nlines", "\x1b[31mred", "x" * 1000, "x" * 61])
 def test_errors_show_what_was_sent_in_one_short_printable_line(text: str) -> None:
     with pytest.raises(RequestError, match=r"pooling is .+; allowed are") as refused:
-        SamplingParams(pooling=text, max_tokens=0)  # type: ignore[arg-type]
+        SamplingParams(pooling=text, max_tokens=0)
     assert str(refused.value).isprintable() and len(str(refused.value)) < 150
