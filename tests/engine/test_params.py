@@ -108,3 +108,10 @@ def test_an_endless_iterable_is_not_read_to_its_end() -> None:
 
     with pytest.raises(RequestError, match="the limit is 1024"):
         SamplingParams(stop_token_ids=endless())
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines", "\x1b[31mred", "x" * 1000, "x" * 61])
+def test_errors_show_what_was_sent_in_one_short_printable_line(text: str) -> None:
+    with pytest.raises(RequestError, match=r"pooling is .+; allowed are") as refused:
+        SamplingParams(pooling=text, max_tokens=0)
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 150

@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,13 @@ def test_marks_survive_ascii_json() -> None:
     assert [segment.text for segment in rendered.segments if segment.is_plain] == ["<|im_end|>"]
 
 
+def test_types_of_a_schema_may_be_lists() -> None:
+    """As they are for what may be null."""
+    template = ChatTemplate("{{ tools | tojson }}", special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
+    tools = [{"type": ["string", "null"], "role": None}]
+    assert json.loads(template.render([{"role": "user", "content": "x"}], tools=tools).text) == tools
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -485,6 +493,18 @@ def test_tags_cannot_be_put_together_from_parts(folders: dict[str, Path], family
         for cut in range(1, len(tag)):
             parts = [{"type": "text", "text": text} for text in (tag[:cut], tag[cut:])]
             assert not _tags(processor, messages=[{"role": "user", "content": parts}]), (tag, cut)
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "<think>", "</tool_call>"])
+def test_no_part_of_a_token_or_tag_is_completed_by_the_template(token: str) -> None:
+    """Whether the user writes its beginning, its end or its middle, alone or beside other words."""
+    for start, end in combinations(range(len(token) + 1), 2):
+        source = token[:start] + "{{ messages[0].content }}" + token[end:]
+        template = ChatTemplate(source, special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
+        before, after = "a " * (start == 0), " b" * (end == len(token))
+        for text in {token[start:end], before + token[start:end], token[start:end] + after}:
+            rendered = template.render([{"role": "user", "content": text}])
+            assert [segment.text for segment in rendered.segments if segment.is_plain] == [token], text
 
 
 def test_tags_of_the_template_and_of_the_application_stay_tags(folders: dict[str, Path]) -> None:

@@ -70,6 +70,24 @@ def test_allowed_domains_are_names_and_everything_below_them_with_a_star() -> No
     live(test())
 
 
+def test_an_address_of_version_six_keeps_its_brackets() -> None:
+    async def test() -> None:
+        async with serve(answer(b"", "302 Found", Location="/there")) as web:
+            fetcher, dialled = web.fetcher(max_redirects=1), list[str]()
+            inner = fetcher._dial
+
+            async def dial(address: str, port: int) -> Any:
+                dialled.append(address)
+                return await inner(PUBLIC, port)
+
+            fetcher._dial = dial
+            await refusal(fetcher, "http://[2606:4700:0::1111]:8080/here")
+            assert web.requests == ["/here", "/there"] and dialled == ["2606:4700::1111"] * 2 and not web.resolved
+            assert all("\r\nHost: [2606:4700::1111]:8080\r\n" in head for head in web.heads)
+
+    live(test())
+
+
 PRIVATE = (
     *("127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
     *("100.100.100.200", "168.63.129.16", "192.0.0.192", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1"),
@@ -254,6 +272,21 @@ class TestRedirects:
 
         live(test())
 
+    @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 200, 201, 300, 304])
+    def test_only_a_redirect_is_followed(self, status: int) -> None:
+        is_redirect = status in (301, 302, 303, 307, 308)
+
+        async def test() -> None:
+            async with serve(answer(b"" if status == 304 else BODY, f"{status} Some", Location="/there")) as web:
+                fetcher = web.fetcher(max_redirects=1)
+                if status == 200:
+                    assert await fetch(fetcher, "http://media.test/here") == BODY
+                else:
+                    assert ("redirects more" in str(await refusal(fetcher, "http://media.test/here"))) is is_redirect
+                assert web.requests == (["/here", "/there"] if is_redirect else ["/here"])
+
+        live(test())
+
     def test_rebinding_between_two_hops_is_caught(self) -> None:
         async def test() -> None:
             async with serve(answer(b"", "302 Found", Location="/again")) as web:
@@ -270,6 +303,19 @@ class TestBodies:
             async with serve(answer(b"x" * 100, Content_Length="1000000000000")) as web:
                 error = await refusal(web.fetcher(), "http://media.test/", max_bytes=1000)
                 assert error.status == 413 and "1000" in str(error)
+
+        live(test())
+
+    @pytest.mark.parametrize("has_length", [True, False])
+    def test_a_body_of_as_many_bytes_as_allowed_is_read(self, has_length: bool) -> None:
+        async def reply(path: str, writer: asyncio.StreamWriter) -> None:
+            size = f"Content-Length: {len(BODY)}\r\n" if has_length else ""
+            writer.write(f"HTTP/1.1 200 OK\r\n{size}Connection: close\r\n\r\n".encode() + BODY)
+
+        async def test() -> None:
+            async with serve(reply) as web:
+                assert await fetch(web.fetcher(), "http://media.test/", max_bytes=len(BODY)) == BODY
+                assert (await refusal(web.fetcher(), "http://media.test/", max_bytes=len(BODY) - 1)).status == 413
 
         live(test())
 

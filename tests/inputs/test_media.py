@@ -127,6 +127,7 @@ class TestDataUrls:
 class TestCounts:
     def test_too_many_are_refused_before_any_is_read(self) -> None:
         parts = [image_part("http://media.test/")] * 4
+        assert refusal(message(*parts[:3]), limit_mm_per_prompt='{"image": 3}').code == "media_not_allowed"
         error = refusal(message(*parts), limit_mm_per_prompt='{"image": 3}')
         assert (error.status, error.code, error.param) == (400, "too_many_images", "messages[1].content[4].image_url")
 
@@ -296,6 +297,12 @@ class TestRemote:
                 with pytest.raises(RequestError) as caught:
                     await loader.resolve(message(image_part("http://media.test/")))
                 assert caught.value.status == 413
+                settings = MediaSettings(allow_remote_media=True, max_image_bytes=4000, max_fetch_bytes=2000)
+                with pytest.raises(RequestError) as caught:
+                    await MediaLoader(settings, fetcher=web.fetcher()).resolve(
+                        message(image_part("http://media.test/"))
+                    )
+                assert caught.value.status == 413, "what is fetched has a limit for all kinds"
 
         live(test())
 

@@ -114,6 +114,32 @@ def test_short_videos_are_padded_to_a_temporal_patch(folders: dict[str, Path]) -
         assert plan.timestamps == (0.25, 1.25, 2.0)
 
 
+def test_a_single_frame_gets_no_more_pixels_than_two(folders: dict[str, Path]) -> None:
+    """It is padded to two."""
+    settings = read_video_settings(folders["qwen3_vl"])
+    assert settings is not None and settings.budget == "video"
+    for is_capped in (False, True):
+        one, two = (plan_video(n, 3000, 4000, 2.0, replace(settings, is_capped=is_capped)) for n in (1, 2))
+        assert one.size_hw == two.size_hw and one.num_tokens == two.num_tokens
+
+
+def test_videos_of_less_than_a_temporal_patch_are_taken_whole(folders: dict[str, Path]) -> None:
+    settings = read_video_settings(folders["qwen2_5_vl"])
+    assert settings is not None
+    sampled = replace(settings, is_sampled=True)
+    assert sample_frames(1, 24.0, sampled) == (0,)
+    assert sample_frames(3, 24.0, replace(sampled, fps=None, num_frames=1)) == (0, 1, 2)
+    assert sample_frames(9, 24.0, replace(sampled, max_frames=1)) == (0,)
+
+
+def test_without_a_rate_all_frames_are_wanted(folders: dict[str, Path]) -> None:
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        settings = read_video_settings(folders[family])
+        assert settings is not None
+        every = replace(settings, is_sampled=True, fps=None, num_frames=None, max_frames=8)
+        assert sample_frames(8, 24.0, every) == tuple(range(8)) and len(sample_frames(100, 24.0, every)) == 8
+
+
 def test_frame_cap_equals_transformers(folders: dict[str, Path]) -> None:
     """cap_pixels_per_frame, which checkpoints may turn on."""
     rng = np.random.default_rng(7)

@@ -91,6 +91,9 @@ def test_prompts_equal_transformers(folders: dict[str, Path], family: str) -> No
                 assert grids == expected[f"{kind}_grid_thw"].tolist()
         if family != "gemma3":
             check_positions(prompt, expected, family)
+        else:
+            assert (prompt.positions_3T == np.arange(len(prompt))).all() and prompt.rope_delta == 0
+            assert (prompt.limits_T is None) is (not prompt.media)
 
 
 def check_spans(prompt: Prompt, processor: Processor) -> None:
@@ -363,7 +366,7 @@ def test_raw_text_gets_one_bos(folders: dict[str, Path]) -> None:
     for text in ("hi", "<bos>hi"):
         assert processor.text(text).token_ids.tolist().count(bos) == 1
     chat = processor.chat([{"role": "user", "content": "hi"}])
-    assert chat.token_ids.tolist().count(bos) == 1
+    assert chat.token_ids.tolist().count(bos) == 1 and chat.limits_T is None
 
 
 def test_token_prompts(folders: dict[str, Path]) -> None:

@@ -11,7 +11,7 @@ from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.processor import Processor
-from saccade.inputs.sizing import LOW_DETAIL_PIXELS, capped, read_sizing
+from saccade.inputs.sizing import LOW_DETAIL_PIXELS, capped, read_details, read_sizing
 from saccade.models.media import ImageSettings
 from tests.e2e.pictures import data_url, encoded, picture
 
@@ -49,7 +49,8 @@ def test_both_spellings_move_the_bounds(processor: Processor) -> None:
     ):
         assert read_sizing(kwargs, checkpoint) == expected
     assert read_sizing(None, checkpoint) is read_sizing({}, checkpoint) is checkpoint
-    assert read_sizing({"size": None, "min_pixels": None}, checkpoint) == checkpoint
+    assert read_sizing({"size": None, "min_pixels": None, "do_resize": None}, checkpoint) == checkpoint
+    assert read_sizing({"min_pixels": 5000, "max_pixels": 5000}, checkpoint) is not None
 
 
 def test_images_keep_to_the_bounds_they_were_asked_for(processor: Processor) -> None:
@@ -128,6 +129,7 @@ def test_models_without_such_bounds_refuse_them(folders: dict[str, Path]) -> Non
     assert refused.value.param == KEY
     with pytest.raises(RequestError, match="takes no images"):
         read_sizing({"max_pixels": 1000}, Processor.from_folder(folders["llama"]).images)
+    assert read_sizing({}, None) is None and read_sizing({}, gemma.images) is gemma.images
 
 
 def test_an_image_at_another_size_is_another_image(processor: Processor) -> None:
@@ -200,6 +202,11 @@ def test_unknown_details_are_refused_by_name(processor: Processor, detail: Any) 
     with pytest.raises(RequestError) as refused:
         processor.chat([{"role": "user", "content": [{"type": "image_url", "image_url": url, "detail": detail}]}])
     assert refused.value.param == "messages[0].content[0].detail"
+
+
+def test_videos_have_no_details() -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:,", "detail": "any"}}
+    assert read_details([{"role": "user", "content": [part]}]) == {}
 
 
 def test_one_size_has_no_details(folders: dict[str, Path]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import RequestError
+from saccade.jobs import packets
 from saccade.jobs.job_process import Desk, main
 
 KEPT: list[Any] = []
@@ -56,7 +57,7 @@ def abort(data: bytes, desk: Desk) -> bytes:
 
 
 def refuse(data: bytes, desk: Desk) -> bytes:
-    raise RequestError("no \x1b[31mgood", code="bad", status=413)
+    raise RequestError("no \x1b[31mgood", code="bad", status=int(data or b"413"))
 
 
 def fail(data: bytes, desk: Desk) -> bytes:
@@ -92,6 +93,13 @@ def beg(data: bytes, desk: Desk) -> bytes:
         desk.hold(0)
 
 
+def restart(data: bytes, desk: Desk) -> bytes:
+    """Its CPU time would be counted from now on."""
+    desk._link.send(packets.encode(packets.Began()))
+    sleep(60)
+    return b""
+
+
 def libraries(data: bytes, desk: Desk) -> bytes:
     heavy = sorted({"torch", "transformers", "zmq"} & sys.modules.keys())
     return ",".join([*heavy, *(name for name in os.environ if "SECRET" in name)]).encode()
@@ -100,7 +108,8 @@ def libraries(data: bytes, desk: Desk) -> bytes:
 JOBS: dict[bytes, Callable[[bytes, Desk], bytes]] = {
     function.__name__.encode(): function
     for function in (
-        *(echo, pid, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, beg, libraries),
+        *(echo, pid, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, beg, restart),
+        libraries,
     )
 }
 

@@ -64,6 +64,26 @@ def test_who_leaves_is_not_taken_and_costs_nothing() -> None:
     assert not line
 
 
+def test_nobody_saves_up() -> None:
+    line: FairLine[str] = FairLine()
+    for _ in range(20):
+        line.put("busy", "busy")
+    for _ in range(10):
+        line.take()
+    for _ in range(10):
+        line.put("newcomer", "newcomer")
+    assert [line.take() for _ in range(10)].count("newcomer") in (5, 6)
+
+
+def test_all_begin_anew_once_nothing_waits() -> None:
+    line: FairLine[str] = FairLine()
+    line.put("busy", "busy", cost=100.0)
+    line.take()
+    line.put("busy", "busy")
+    line.put("newcomer", "newcomer")
+    assert [line.take(), line.take()] == ["busy", "newcomer"]
+
+
 def test_callers_without_anything_are_forgotten() -> None:
     line: FairLine[int] = FairLine()
     for number in range(3):

@@ -142,3 +142,15 @@ def test_slots_are_given_in_turns() -> None:
         thread.join(WAIT_S)
     assert order.index("other") <= 1 and len(order) == len(names)
     slots.acquire("again")
+
+
+def test_threads_that_had_nothing_to_do_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_threads, "IDLE_S", 0.01)
+    threads = FairThreads(2, "short-lived")
+    for _ in range(3):
+        assert threads.submit(lambda: 5).result(WAIT_S) == 5
+        for thread in threading.enumerate():
+            if thread.name == "short-lived":
+                thread.join(WAIT_S)
+        assert threads._num_threads == threads._num_idle == 0
+    threads.shutdown()

@@ -141,10 +141,23 @@ def test_a_refusal_keeps_its_code_and_the_process(pool: Pool) -> None:
     assert ask(pool, "pid").words == before
 
 
-@pytest.mark.parametrize("words", ["lie", "hoard", "babble", "fail"])
-def test_a_hostile_result_is_refused(pool: Pool, words: str) -> None:
-    with pytest.raises(ProcessLostError):
-        ask(pool, words)
+@pytest.mark.parametrize("status", [0, 200, 399, 500, 503])
+def test_a_refusal_is_the_clients_error_whatever_the_process_says(pool: Pool, status: int) -> None:
+    with pytest.raises(RequestError) as error:
+        ask(pool, "refuse", str(status).encode())
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "words, data, said",
+    [
+        *(("lie", b"", "it said 1000"), ("hoard", b"", "open for writing"), ("babble", b"", "no reply")),
+        *(("fail", b"", "ValueError"), ("restart", b"", "twice"), ("hold", b"-5", "-5 bytes")),
+    ],
+)
+def test_a_hostile_result_is_refused(pool: Pool, words: str, data: bytes, said: str) -> None:
+    with pytest.raises(ProcessLostError, match=said):
+        ask(pool, words, data)
     assert works(pool)
 
 

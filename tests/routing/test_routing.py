@@ -197,4 +197,11 @@ def test_wrong_policies_are_refused_with_those_there_are() -> None:
         ConsistentHashing(bound=0.5)
     with pytest.raises(ConfigError, match=f"allowed are {', '.join(POLICIES)} [(]--routing[)]"):
         ServerSettings(routing="random")
-    assert isinstance(make_policy("affinity", room_tokens=7), ConsistentHashing)
+    kinds = {"affinity": ConsistentHashing, "least-loaded": LeastLoaded, "round-robin": RoundRobin}
+    assert {name: type(make_policy(name, room_tokens=7)) for name in POLICIES} == kinds
+
+
+def test_the_bound_is_on_the_mean_with_the_request_in_it() -> None:
+    policy = ConsistentHashing(bound=1.5)
+    assert policy.most_tokens(10, {"a": 30, "b": 0}) == 30 and policy.most_tokens(10, {"a": 0}) == 15
+    assert ConsistentHashing(bound=1.5, room_tokens=100).most_tokens(10, {"a": 30, "b": 0}) == 100

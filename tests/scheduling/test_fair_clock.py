@@ -82,7 +82,46 @@ def test_tenants_of_the_past_are_forgotten() -> None:
     for number in range(10 * MANY):
         clock.begin(f"{number}", clock.enter(f"{number}", 1.0), 1.0)
         clock.begin("steady", clock.enter("steady", 1.0), 1.0)
-    assert len(vars(clock)["_ends"]) <= MANY + 1
+    assert len(clock._ends) <= MANY + 1 and len(clock._begun_ends) <= MANY + 1
+
+
+def test_tenants_that_wait_or_had_more_than_their_share_are_not_forgotten() -> None:
+    clock = FairClock()
+    clock.begin("ahead", clock.enter("ahead", 1e6), 1e6)
+    clock.enter("waits", 10.0)
+    for number in range(2 * MANY):
+        for tenant in (f"{number}", "steady"):
+            clock.begin(tenant, clock.enter(tenant, 1.0), 1.0)
+    assert len(clock._ends) <= MANY + 1 and "waits" in clock._ends
+    assert clock.enter("ahead", 1.0) == 1e6
+
+
+def test_the_clock_does_not_go_back_and_nobody_saves_up() -> None:
+    clock = FairClock()
+    low = clock.enter("low priority", 5.0)
+    for _ in range(10):
+        clock.begin("busy", clock.enter("busy", 10.0), 10.0)
+    clock.begin("low priority", low, 5.0)
+    assert clock.enter("newcomer", 1.0) == 90.0 == clock.enter("low priority", 1.0)
+
+
+def test_a_cleared_clock_begins_anew_for_everybody() -> None:
+    clock = FairClock()
+    for _ in range(3):
+        clock.begin("busy", clock.enter("busy", 10.0), 10.0)
+    clock.clear()
+    assert clock.enter("busy", 1.0) == clock.enter("newcomer", 1.0) == 0.0
+    clock.leave("busy")
+    assert clock.enter("busy", 1.0) == 0.0, "what began before is over, too"
+
+
+def test_a_scheduler_that_was_idle_begins_anew_for_everybody() -> None:
+    loop = Loop(make_scheduler(LIMITS))
+    loop.add(make_request("before", [5, 6, 7], tenant="busy"))
+    loop.drain()
+    later = make_request("later", [5, 6, 7], tenant="busy")
+    loop.add(later)
+    assert later.fair_start == 0.0
 
 
 def test_a_flood_in_the_scheduler_does_not_keep_others_waiting() -> None:

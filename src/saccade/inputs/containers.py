@@ -112,7 +112,7 @@ class _Thinned:
             raise invalid_video(_BROKEN)
         rate = self.num_seen / self.seconds / self.step if self.seconds > 0 else math.nan
         pixels = new((len(self.frames), *self.frames[0].shape))
-        return np.stack(self.frames, out=pixels), rate if math.isfinite(rate) and rate > 0 else None
+        return np.stack(self.frames, out=pixels), rate if math.isfinite(rate) else None
 
 
 def _read_animation(data: bytes, header: Header, thinned: _Thinned) -> None:

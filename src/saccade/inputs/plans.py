@@ -105,13 +105,13 @@ def _fit(
     wide = round(width / factor) * factor
     if rounded_frames * high * wide > max_pixels:
         shrink = math.sqrt(frames * height * width / max_pixels)
-        high = max(factor, math.floor(height / shrink / factor) * factor)
-        wide = max(factor, math.floor(width / shrink / factor) * factor)
+        high = math.floor(height / shrink / factor) * factor
+        wide = math.floor(width / shrink / factor) * factor
     elif rounded_frames * high * wide < min_pixels:
         grow = math.sqrt(min_pixels / (frames * height * width))
         high = math.ceil(height * grow / factor) * factor
         wide = math.ceil(width * grow / factor) * factor
-    # A side can still round to zero when the bounds leave room for it, but a tower cannot take an empty image.
+    # The shorter side of a long image may shrink to nothing, but a tower cannot take an empty image.
     return max(factor, high), max(factor, wide)
 
 

@@ -49,10 +49,8 @@ def read_details(messages: Any) -> dict[str, str]:
 
 
 def at_detail(settings: ImageSettings, detail: str | None) -> ImageSettings:
-    """`low` caps the area; a model of one image size has nothing to cap."""
-    if detail != "low" or settings.fixed_size is not None:
-        return settings
-    return capped(settings, LOW_DETAIL_PIXELS)
+    """`low` caps the area, which is nothing to a model of one image size."""
+    return capped(settings, LOW_DETAIL_PIXELS) if detail == "low" else settings
 
 
 def capped(settings: ImageSettings, max_pixels: int) -> ImageSettings:

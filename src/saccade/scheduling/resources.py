@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache
-from saccade.scheduling.request import Request, Status
+from saccade.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Resources:
             self._extend_keys(self.prefix, request)
             found = self.prefix.match(request.keys, max_tokens)
         parent = request.parent
-        if parent is not None and parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt_ids):
+        if parent is not None and parent.num_computed >= len(parent.prompt_ids):  # it has blocks while it runs
             count = min(max_tokens, len(parent.prompt_ids)) // self.pool.block_size
             found = max(found, parent.blocks[:count], key=len)
         revived = sum(self.pool.is_free(block) for block in found)

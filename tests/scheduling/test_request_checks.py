@@ -1,0 +1,92 @@
+"""What is refused before it waits, and the pixels that waiting and running requests keep."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.errors import CapacityError, RequestError
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
+from saccade.inputs.plans import ImagePlan
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+
+LIMITS = SchedulerSettings(max_media_bytes=1000)
+VOCAB = 120
+
+
+def prompt_of(*num_bytes: int, frames: int = 1, rows: int = 4) -> Prompt:
+    plan = ImagePlan((4, 4), (frames, 2, 2), 4 * frames * rows, frames * rows)
+    media = tuple(Media("image", np.zeros((size, 1, 1), np.uint8), plan, bytes(32)) for size in num_bytes)
+    text = text_prompt([1])
+    return Prompt(text.token_ids, text.positions_3T, 0, media=media)
+
+
+def check(ids: list[int], **params: Any) -> None:
+    check_tokens(text_prompt(ids), SamplingParams(**params), VOCAB, frozenset({2}))
+
+
+@pytest.mark.parametrize("ids", [[VOCAB], [5, -1], [0, VOCAB - 1, 10**6]])
+def test_tokens_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
+    with pytest.raises(RequestError, match=r"outside 0\.\.119") as refused:
+        check(ids)
+    assert refused.value.param == "prompt"
+    check([0, VOCAB - 1])
+    check([])
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "pooled_token_ids"])
+def test_parameters_name_tokens_of_the_vocabulary(name: str) -> None:
+    more = {"pooling": "logits", "max_tokens": 0} if name == "pooled_token_ids" else {}
+    values = [[5, VOCAB - 1], [5, VOCAB]]
+    good, bad = (dict.fromkeys(found, 1.0) if name == "logit_bias" else found for found in values)
+    check([1], **{name: good}, **more)
+    with pytest.raises(RequestError, match="names token 120; the vocabulary has 120") as refused:
+        check([1], **{name: bad}, **more)
+    assert refused.value.param == name
+
+
+def test_an_answer_that_must_go_on_needs_a_token_to_go_on_with() -> None:
+    for ends in ([2], [2, 7]):
+        with pytest.raises(RequestError, match="all end tokens"):
+            check([1], min_tokens=3, allowed_token_ids=ends, stop_token_ids=[7])
+        check([1], allowed_token_ids=ends, stop_token_ids=[7])
+    check([1], min_tokens=3, allowed_token_ids=[2, 8], stop_token_ids=[7])
+    check([1], min_tokens=3, stop_token_ids=[7])
+
+
+def test_pixels_count_once_for_all_outputs_of_a_prompt_and_go_with_the_last() -> None:
+    account, prompt, other = PixelAccount(), prompt_of(300, 200), prompt_of(100)
+    account.count(prompt, 3)
+    account.count(other, 1)
+    assert account.nbytes == 600
+    account.count(prompt, -2)
+    assert account.nbytes == 600
+    account.count(prompt, -1)
+    assert account.nbytes == 100
+    account.count(other, -1)
+    assert account.nbytes == 0 and not account._uses
+
+
+def test_pixels_wait_for_room_unless_they_are_alone_or_none() -> None:
+    account, one, more = PixelAccount(), prompt_of(600), prompt_of(600)
+    account.check(prompt_of(5000), LIMITS)
+    account.count(one, 1)
+    account.check(prompt_of(300, 100), LIMITS)
+    with pytest.raises(CapacityError, match="hold 600 bytes of pixels and 401 would join them; the limit is 1000"):
+        account.check(prompt_of(300, 101), LIMITS)
+    account.count(more, 1)
+    account.check(text_prompt([1]), LIMITS)
+
+
+def test_a_frame_that_no_graph_holds_is_refused_where_graphs_must_be_used() -> None:
+    def vision(strict: bool) -> Any:
+        return SimpleNamespace(settings=SimpleNamespace(strict=strict), shape=SimpleNamespace(limits={"units": 16}))
+
+    for fitting in (text_prompt([1]), prompt_of(1, rows=16), prompt_of(1, 1, frames=8, rows=16)):
+        check_frames(fitting, vision(strict=True))
+    with pytest.raises(RequestError, match="has 17 rows; the limit is 16"):
+        check_frames(prompt_of(1, frames=8, rows=17), vision(strict=True))
+    check_frames(prompt_of(1, frames=8, rows=17), vision(strict=False))
