@@ -114,7 +114,10 @@ def write_qwen(folder: Path, model_type: str = "qwen3_vl") -> Path:
         video_size = {"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}
         files["video_preprocessor_config.json"] = {"size": video_size, **half}
         template = "inputs_qwen3_vl.jinja"
-    files["config.json"] = {"model_type": model_type, "vision_config": vision, **token_ids}
+    names = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
+    text = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128}
+    parts = {"text_config": text, "vision_config": vision}
+    files["config.json"] = {"architectures": [names[model_type]], "model_type": model_type, **parts, **token_ids}
     return write_folder(folder, tokenizer, files, template)
 
 

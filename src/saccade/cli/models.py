@@ -12,7 +12,7 @@ from saccade.cli.model import bundled_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
-from saccade.models.folder import find_folder, find_model
+from saccade.models.folder import find_model
 from saccade.terminal import Output, print_json, print_table
 
 BUNDLED = "(bundled)"
@@ -123,9 +123,7 @@ def _pull(flags: Namespace) -> int:
     name, asked, console = flags.words[0], settings_from(flags, PullSettings), Console(stderr=True)
     if Path(name).expanduser().is_dir():
         raise ConfigError(f"{name} is a folder on this machine already; nothing is fetched")
-    with console.status(f"asking the hub for {name}"):
-        find_folder(name, revision=asked.revision, download_dir=asked.download_dir, with_weights=False)
-    folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # draws bars of its own
+    folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # the hub's package draws bars
     model = described(name, folder, sum(file.stat().st_size for file in folder.iterdir()))
     if model.problem:
         raise ConfigError(f"{name} was fetched, but cannot be served: {model.problem.removeprefix('no: ')}")
