@@ -4,14 +4,16 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from saccade import LLM
 from saccade.dry_run.blueprint import draw
 from saccade.errors import ConfigError
-from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
+from saccade.models import quantization
+from saccade.models.weights import DTYPES, LoadFormat
+from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, WORDS, EngineSettings, SchedulerSettings
 from tests.engine.rig import image_settings
 from tests.models import tiny
 
@@ -68,6 +70,18 @@ def test_graphs_that_there_are_not_are_refused_with_the_words_that_are_allowed(w
     with pytest.raises(ConfigError) as refused:
         EngineSettings(graphs=f"decode=off,{word}")
     assert f"graphs has {word!r}" in str(refused.value) and allowed in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["dtype", "load_format", "quantization", "mm_encoder_quantization", "verify"])
+def test_words_that_there_are_not_are_refused_before_anything_starts(name: str) -> None:
+    wrong: dict[str, Any] = {name: "int9"}
+    with pytest.raises(ConfigError, match=rf"{name} is 'int9'; allowed: auto, .*\(--{name.replace('_', '-')}\)"):
+        EngineSettings(**wrong)
+
+
+def test_words_are_those_that_loading_knows() -> None:
+    known = {"dtype": DTYPES, "load_format": get_args(LoadFormat)[1:], "quantization": quantization.WORDS[1:]}
+    assert {name: list(WORDS[name][1:]) for name in known} == {name: list(words) for name, words in known.items()}
 
 
 def other_processor(folder: Path, target: Path, name: str, **values: Any) -> Path:

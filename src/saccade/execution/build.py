@@ -353,8 +353,6 @@ def _free_bytes(device: torch.device) -> int:
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:
     if settings.dtype == "auto":
         return torch.float32 if device.type == "cpu" else None
-    if settings.dtype not in DTYPES:
-        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
     return DTYPES[settings.dtype]
 
 

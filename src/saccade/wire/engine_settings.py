@@ -142,8 +142,7 @@ class EngineSettings:
         for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s"):
             if not (met := getattr(self, name)) >= 0:
                 raise ConfigError(f"{name} is {met}; it must be 0 or more ({_flag(name)})")
-        chosen = {"mm_encoder_tp_mode": ENCODER_WORDS, "verify": VERIFY_WORDS, "pooling": POOLING_WORDS}
-        for name, words in chosen.items():
+        for name, words in WORDS.items():
             if (met := getattr(self, name)) not in words:
                 raise ConfigError(f"{name} is {met!r}; allowed: {', '.join(words)} ({_flag(name)})")
         if self.tensor_parallel_size < 1:
@@ -194,9 +193,15 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-ENCODER_WORDS = ("auto", "weights", "data")
-POOLING_WORDS = ("auto", "last", "mean")
-VERIFY_WORDS = ("auto", "short", "full", "off")
+WORDS = {
+    "dtype": ("auto", "float32", "float", "fp32", "float16", "half", "fp16", "bfloat16", "bf16"),
+    "load_format": ("auto", "safetensors", "gguf", "dummy"),
+    "quantization": ("auto", "fp8"),
+    "mm_encoder_quantization": ("auto", "fp8"),
+    "mm_encoder_tp_mode": ("auto", "weights", "data"),
+    "pooling": ("auto", "last", "mean"),
+    "verify": ("auto", "short", "full", "off"),
+}
 GRAPH_PHASES = ("vision", "prefill", "decode")
 GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}
 _CAPACITY = frozenset({Tier.CAPACITY})
