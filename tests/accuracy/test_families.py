@@ -14,7 +14,7 @@ import transformers as hf
 
 from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, per_character, pick, read_choices
 from saccade.eval.results import Answered, wilson
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import FAMILIES, checkpoint
 from tests.accuracy.ways import NOISE, PROMPT, STALE, ask, changed, check_same, check_stale, gaps
 

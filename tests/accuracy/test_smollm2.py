@@ -13,7 +13,7 @@ import transformers as hf
 
 from saccade import LLM, SamplingParams
 from saccade.eval.choices import ChoiceQuestion, read_choices, score_choices
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import checkpoint
 from tests.models.test_smollm2 import DATA, golden
 

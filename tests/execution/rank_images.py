@@ -24,7 +24,7 @@ from saccade.execution.assembly import new_engine
 from saccade.execution.build import build_executor
 from saccade.execution.ranks import check_ranks
 from saccade.execution.sizes import encoder_index_for
-from saccade.inputs.images import digest_pixels
+from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import VideoPlan, plan_image

@@ -18,7 +18,7 @@ from saccade.execution.compilers import CompileJob
 from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
 from saccade.kernels.packages import import_anyway

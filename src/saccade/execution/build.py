@@ -41,9 +41,9 @@ from saccade.execution.sizes import (
 )
 from saccade.execution.state import StateSizes
 from saccade.execution.verification import check_graphs
-from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.graphs.staging import Staging
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.kernels.image_jobs import (
     MAX_JOBS,
     TABLE_BYTES,

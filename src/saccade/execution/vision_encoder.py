@@ -17,7 +17,7 @@ from saccade.execution.pixels import new_pixels, warm_up_picture
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts

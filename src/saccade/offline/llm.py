@@ -15,10 +15,10 @@ from saccade.client.output import RequestOutput, RequestOutputs
 from saccade.errors import CapacityError, ConfigError, SaccadeError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.rank_prompts import find_answers, score_of
+from saccade.inputs.text.embedding import EmbeddingSettings
+from saccade.inputs.text.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_model
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.offline.llm_pooling import (

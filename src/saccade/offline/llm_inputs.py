@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import find_sources, with_sources
+from saccade.inputs.media.videos import Video
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.videos import Video
+from saccade.inputs.text.chat_messages import find_sources, with_sources
 from saccade.wire.sampling_params import SamplingParams
 
 MAX_SHOWN = 80  # characters shown of what is not a file

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.rank_prompts import Content, read_content
+from saccade.inputs.text.rank_prompts import Content, read_content
 from saccade.offline.llm_inputs import list_prompts, list_talks, read_prompt, with_files
 
 T = TypeVar("T")

@@ -1,5 +1,5 @@
 """Request models of Anthropic's Messages API. Messages are checked elsewhere: `messages_request` reads their blocks,
-`inputs.chat_messages` what those become."""
+`inputs.text.chat_messages` what those become."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -2,7 +2,7 @@
 
 Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade lacks
 are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that images
-of megabytes are neither copied nor matched; `inputs.chat_messages` checks them.
+of megabytes are neither copied nor matched; `inputs.text.chat_messages` checks them.
 """
 
 from collections.abc import Mapping
