@@ -1,7 +1,7 @@
 """A process that compiles its share of a model's kernels: `python -m saccade.dry_run.compile_process`, started only by
-`saccade.execution.compilers`. It runs the passes of the engine to come on meta tensors, so that it needs no weights.
+`saccade.execution.compilers`. It runs the engine's passes on meta tensors, so it needs no weights.
 
-Its standard input has one line, what to compile; the process ends when that closes, or with its parent.
+One line of standard input says what to compile. The process ends when the input closes, or with its parent.
 """
 
 import sys
@@ -30,7 +30,7 @@ from saccade.wire.sampling_params import MAX_LOGPROBS
 
 def main() -> int:
     end_with_parent()
-    import_anyway()  # before it is known what to compile
+    import_anyway()  # while the job is still unknown
     line = sys.stdin.buffer.readline()
     if not line:
         return EXIT_ORPHANED
@@ -39,18 +39,18 @@ def main() -> int:
     try:
         return EXIT_FAILED if compile_share(job) else 0
     except Exception:
-        if job.index == 0:  # all processes meet the same errors
+        if job.index == 0:  # all processes have the same errors
             traceback.print_exc()
         return EXIT_FAILED
 
 
 def compile_share(job: CompileJob) -> int:
-    """Returns how many passes failed; the engine will compile their kernels itself."""
+    """Returns how many passes failed. The engine compiles their kernels itself."""
     folder, settings = Path(job.start.folder), job.start.settings
     device = device_named(settings.device)
     dtype = dtype_for(settings, Config.read(folder / "config.json"), is_cuda=True)
     open_device(device, dtype)
-    # Triton's kernels are dealt out from the other end, for those with attention and products are busy longer.
+    # Triton's kernels are dealt out from the other end: attention and products keep the first processes busy longer.
     share, heavy = Share(job.count - 1 - job.index, job.count), Share(job.index, job.count)
     only = CompileOnly(device, dtype, share, heavy)
     blueprint = draw(folder, settings, job.start.limits, tables=(only.kernels, sampling_for(device)))
@@ -67,7 +67,7 @@ def compile_share(job: CompileJob) -> int:
 
 
 def passes(blueprint: Blueprint) -> Iterator[Callable[[], object]]:
-    """Every pass that is captured, in the layers that launch something new, and what runs outside graphs."""
+    """Every pass that is captured, in as few layers as launch all its kernels, and what runs outside graphs."""
     executor = blueprint.executor
     for runner in executor.phases:
         yield from (partial(_run, runner, i) for i in reversed(range(len(runner.phase.buckets))))
@@ -80,7 +80,7 @@ def _run(runner: GraphRunner, bucket: int) -> None:
 
 
 def _outside_graphs(blueprint: Blueprint) -> None:
-    """Pixels to patches, edits of logits and their scores."""
+    """Turns pixels into patches, and edits and scores logits."""
     executor, state = blueprint.executor, blueprint.executor.state
     if executor.encoder is not None:
         kinds: dict[MediaKind, ImageSettings | VideoSettings | None]

@@ -1,4 +1,4 @@
-"""Settings of `saccade eval`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade eval`. Imports no torch, because the command line reads its flags from here."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ OWN_TASKS = (
     *("pairs", "motion", "text", "refusal"),
     *("two-questions", "describe", "unknown-photos", "unknown-pictures", "known-pictures"),
 )
-"""Drawn or written here, with a fixed seed."""
+"""Tasks whose questions are drawn or written by Saccade, from a seed."""
 
 OTHER_TASKS = ("mnist", "sklearn-digits", "folder", "knowledge", "choices")
 TASKS = OWN_TASKS + OTHER_TASKS
@@ -18,7 +18,7 @@ TASKS = OWN_TASKS + OTHER_TASKS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSettings:
-    """The tasks, how much of each, and where their data is."""
+    """Which tasks to run, how many questions of each, and where their data is."""
 
     task: str = setting("all", f"task, several with commas, or all: {', '.join(TASKS)}")
     limit: int = setting(200, "questions of a task; 0 takes all there are (drawn tasks: 200)")

@@ -41,7 +41,7 @@ CHOICES = ("knowledge", "choices")
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """`ask` returns answers by result name: multiple choice is scored in two ways."""
+    """`ask` returns answers by the name of the result. Multiple choice has two results."""
 
     name: str
     total: int
@@ -56,9 +56,9 @@ def run_eval(
     limits: SchedulerSettings | None = None,
     console: Console | None = None,
 ) -> EvalReport:
-    """Runs every chosen task, with graphs as `engine` says, or in each graph mode with `graphs_compare`. A task of
-    `all` whose data is missing is skipped with the reason; a task chosen by name is an error. `console` shows a bar, or
-    one line per task if not a terminal; None shows nothing."""
+    """Runs every chosen task, with the graphs of `engine`, or in each graph mode with `graphs_compare`. If a task's
+    data is missing, `all` skips it with the reason; a task chosen by name is an error. `console` shows a progress bar,
+    or one line per task if it is not a terminal."""
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
     tasks = [_load(name, settings) for name in settings.tasks()]
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
@@ -75,7 +75,7 @@ def run_eval(
 
 
 def make_examples(name: str, settings: EvalSettings) -> list[Example]:
-    """Drawn questions do not depend on how many are asked for, or on other tasks."""
+    """The questions of a task. Drawn ones depend neither on the limit nor on other tasks."""
     if name in MAKERS:
         seeds = [settings.seed, zlib.crc32(name.encode())]
         return [MAKERS[name](np.random.default_rng([*seeds, index])) for index in range(settings.limit or DRAWN)]
@@ -87,7 +87,7 @@ def make_examples(name: str, settings: EvalSettings) -> list[Example]:
 
 
 def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
-    """The questions of a multiple-choice task; those of `knowledge` are part of the package."""
+    """The questions of a multiple-choice task. Those of `knowledge` come with the package."""
     if name == "choices" and not settings.data:
         raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
     found = read_choices(KNOWLEDGE if name == "knowledge" else Path(settings.data))

@@ -1,4 +1,4 @@
-"""Checks that all ranks did the same with every message. Ranks that diverge must stop: a collective would hang."""
+"""Checks that every rank did the same with each message. Ranks that diverge must stop, or a collective would hang."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ MAX_SHOWN = 300  # characters of a digest
 
 @dataclass(slots=True)
 class _Step:
-    """A message that some ranks have not finished: when the first rank finished it, and when the first one failed."""
+    """A message that some ranks have not finished."""
 
-    ended_at: float
+    ended_at: float  # on the first rank to finish
     outcomes: dict[int, OrderOutcome] = field(default_factory=dict)
-    failed_at: float | None = None
+    failed_at: float | None = None  # on the first rank to fail
 
 
 class Agreement:
@@ -41,7 +41,7 @@ class Agreement:
         return next((why for other in others if (why := _difference(sequence, step.outcomes, other))), None)
 
     def stuck(self, now: float, limit_s: float) -> str | None:
-        """A message in which one rank failed and another still waits in a collective `limit_s` later."""
+        """Describes a message in which one rank failed and another still waits in a collective `limit_s` later."""
         for sequence, step in self._open.items():
             if step.failed_at is not None and now - step.failed_at > limit_s:
                 failed = next(rank for rank, outcome in step.outcomes.items() if outcome.error)
@@ -52,7 +52,8 @@ class Agreement:
         return None
 
     def waiting(self, now: float, limit_s: float) -> str | None:
-        """A message that rank 0 has not finished `limit_s` (0: no limit) after a rank that skipped something."""
+        """Describes a message that rank 0 has not finished `limit_s` after another rank did; never if `limit_s` is
+        0."""
         for sequence, step in self._open.items() if limit_s else ():
             if 0 not in step.outcomes and now - step.ended_at > limit_s:
                 rank, outcome = next(iter(step.outcomes.items()))

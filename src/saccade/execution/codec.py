@@ -1,6 +1,6 @@
 """Packs messages with numpy arrays into flat bytes, and unpacks them without copying the arrays. A packed message is a
-prefix, a msgpack head (dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
-unpickled: decoded types are those of the message's annotations."""
+prefix, a msgpack head (with dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
+unpickled: only the types that a message's annotations name are decoded."""
 
 import struct
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class Codec:
         return Packed(head, arrays, aligned(len(head)) + end)
 
     def unpack(self, packed: Bytes) -> Any:
-        """Arrays of the message are views of `packed`, which must be aligned; they are read-only if it is."""
+        """The message's arrays are views of `packed`, which must be aligned, and are read-only if it is."""
         index, num_bytes, num_arrays = _PREFIX.unpack_from(packed.data)
         body = packed[_PREFIX.size :][:num_bytes]
         start = aligned(_PREFIX.size + num_bytes)

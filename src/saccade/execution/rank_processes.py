@@ -1,4 +1,4 @@
-"""Ranks 1 and up of an engine, as rank 0 manages them: it starts the processes, sends orders, watches and ends them."""
+"""Ranks 1 and up of an engine: rank 0 starts their processes, sends them orders, watches them and ends them."""
 
 import os
 import select
@@ -25,9 +25,9 @@ MODULE = "saccade.execution.rank"
 TICK_S = 0.25  # between checks of the ranks; an exit is noticed at once
 PING_S = 5.0  # of silence before an idle rank is pinged
 STUCK_S = 30.0  # after a rank failed, for the others to finish the step
-ROOM_S = 300.0  # for a slow rank to make room for orders, if nothing else limits it
+ROOM_S = 300.0  # for a slow rank to make room for orders, if there is no watchdog
 EXIT_S = 10.0  # for a process to exit after it closed its end, was told to leave, or was killed
-VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the reason
+VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the cause of a failure
 GONE_S = 3.0  # to notice that a rank is gone after an exchange with it failed
 POLL_S = 0.02
 
@@ -43,16 +43,16 @@ class RankPlan:
     order_types: tuple[type, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON-compatible
     devices: tuple[int, ...] = ()  # of all ranks including rank 0; by default the rank's number
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
     start_s: float = 1800.0  # to build executors
-    answer_s: float = 120.0  # without an answer until a rank counts as hung (--watchdog-timeout-s); 0: never
+    answer_s: float = 120.0  # of silence before a rank counts as hung (--watchdog-timeout-s); 0 means never
 
 
 class RankProcesses:
-    """Processes with an executor each. Rank 0 sends orders to all and records its own outcome of each. When a rank
-    exits, hangs or diverges from rank 0, all are killed, and `on_death` is called once with the reason, in the watcher
-    thread, because the main thread may hang in a collective. Every later call raises the same reason. One thread sends
-    and records orders. The watcher thread starts the processes, because they end with the thread that started them."""
+    """Processes with one executor each. Rank 0 sends every order to all of them and records what it did itself. When a
+    rank exits, hangs or diverges from rank 0, all are killed, and the watcher thread calls `on_death` once with the
+    reason, because the main thread may hang in a collective. Every later call raises the same reason. Only one thread
+    may send and record orders. The watcher thread starts the processes, because they end with their starting thread."""
 
     def __init__(self, plan: RankPlan, on_death: OnDeath) -> None:
         """Returns once the processes run; `wait_ready` waits for their executors."""
@@ -80,9 +80,9 @@ class RankProcesses:
 
     @property
     def store(self) -> str:
-        """The file of a FileStore for all ranks, without a name that others could open. It stays open until this
-        process ends: a FileStore reopens it when collected, and could otherwise write to a file that reuses the
-        descriptor."""
+        """A file for a FileStore that all ranks share; it has no name that other processes could open. It stays open
+        until this process ends: a FileStore reopens it when garbage-collected, and a reused descriptor would make it
+        write to another file."""
         return f"/proc/self/fd/{self._store_fd}"
 
     @property
@@ -94,7 +94,7 @@ class RankProcesses:
         return len(self._facts) == len(self._processes)
 
     def wait_ready(self) -> tuple[Any, ...]:
-        """Waits for the executors of ranks 1 and up; returns the facts they report."""
+        """Waits for the executors of ranks 1 and up, and returns the facts they report."""
         while not self._are_ready:
             self.check()
             self._sender.wait(POLL_S)
@@ -111,7 +111,7 @@ class RankProcesses:
             self._suspect(str(error))
 
     def record(self, number: int, outcome: OrderOutcome) -> None:
-        """Record what rank 0 did with an order. Every order must be recorded, in any sequence."""
+        """Records what rank 0 did with an order. Every order must be recorded, in any order."""
         self.check()
         with self._noting:
             why = self._agreement.note(0, number, outcome, monotonic())
@@ -119,7 +119,7 @@ class RankProcesses:
             self._suspect(why)
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Returns when ranks 1 and up have finished an order; otherwise raises TimeoutError."""
+        """Waits until ranks 1 and up have finished an order, or raises TimeoutError."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
         while not self._sender.is_done(number):
@@ -131,8 +131,8 @@ class RankProcesses:
         self.check()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Why rank 0 failed while building. Our own errors stand as they are; any other error or cause may stem from a
-        rank that died, which is detected a moment later."""
+        """Finds out why rank 0 failed while building. Saccade's own errors stand; any other may come from the death of
+        another rank, which is detected a moment later."""
         root = error.__cause__ or error
         if isinstance(root, SaccadeError) or not isinstance(root, Exception):
             return error
@@ -141,7 +141,7 @@ class RankProcesses:
         return self._error or error
 
     def settle(self, number: int) -> None:
-        """After rank 0 failed in an order: returns when all ranks failed alike, else raises which one diverged."""
+        """Call after rank 0 failed in an order. Returns if all ranks failed alike, or raises which one diverged."""
         self.check()
         try:
             self.wait(number, self._stuck_s + VERDICT_S)
@@ -149,11 +149,11 @@ class RankProcesses:
             self._suspect(str(error))
 
     def close(self) -> None:
-        """Let ranks finish their orders for a while, then end them. May be called again."""
+        """Gives ranks a while to finish their orders, then kills them. May be called again."""
         self._is_closing.set()
         self._wake()
         if threading.current_thread() is self._watcher:
-            return  # it ends them when its own caller is done
+            return  # called from on_death: the watcher ends the ranks when that returns
         self._watcher.join()
         self._sender.close()
         if self._wake_fd >= 0:
@@ -169,7 +169,7 @@ class RankProcesses:
             self._suspect(self._suspicion)
 
     def _suspect(self, why: str) -> NoReturn:
-        """Leave the verdict to the watcher thread: the problem found here may be caused by a rank that died."""
+        """Leaves the verdict to the watcher thread: a rank that died may have caused the problem found here."""
         self._suspicion = self._suspicion or why
         self._wake()
         self._is_dead.wait(VERDICT_S)
@@ -207,7 +207,7 @@ class RankProcesses:
                 if (error := self._look(monotonic())) is not None:
                     self._die(error)
                     return
-            if self._are_ready:  # one still being built does not listen, and may be waiting for rank 0
+            if self._are_ready:  # a rank that is still building does not listen, and may be waiting for rank 0
                 self._sender.tell_to_close()
                 self._wait_for_exits(EXIT_S)
         except Exception as error:  # otherwise the ranks would go unwatched
@@ -250,19 +250,19 @@ class RankProcesses:
         return process
 
     def _wait_for_news(self) -> None:
-        """Waits until a rank dies, `_wake` is called, or the next check is due. Leaves replies to others."""
+        """Waits until a rank dies, `_wake` is called, or the next check is due. Does not read replies."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         for fd in self._sender.filenos():
-            poll.register(fd, 0)  # hang-ups are reported in any case
+            poll.register(fd, 0)  # hang-ups are always reported
         for fd, _ in poll.poll(TICK_S * 1000):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
 
     def _look(self, now: float) -> SaccadeError | None:
-        """Why the ranks cannot continue. Dead ranks come first, because other problems may follow from them."""
+        """Why the ranks cannot continue. Looks for dead ranks first, because they cause other problems."""
         codes = self._exit_codes()
-        self._sender.collect()  # after polling the processes: last words were sent before the exit
+        self._sender.collect()  # after reading the exit codes: last words are sent before the exit
         for rank, words in self._last_words.items():
             kind = ConfigError if words.is_config else EngineDeadError
             return kind(f"rank {rank} failed to start: {words.error}")

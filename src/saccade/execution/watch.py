@@ -1,4 +1,4 @@
-"""What operators look at: traces and profiles of an engine, each for a bounded time."""
+"""Traces and profiles of an engine, on an operator's request and for a limited time."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ Question = messages.BeginTrace | messages.EndTrace | messages.StartProfile | mes
 
 
 class Watch:
-    """One trace and one profile at a time. `check`, called between steps, ends what nobody ended."""
+    """Takes one trace and one profile at a time. `check`, called between steps, ends them at their time limit."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = monotonic) -> None:
         self._engine, self._clock = engine, clock
@@ -53,7 +53,7 @@ class Watch:
             self._written = self._write()
 
     def _start(self, asked: messages.StartProfile) -> str:
-        """Why no profile began; empty if one did."""
+        """Starts a profile. Returns why it could not, or an empty string."""
         if self._profiler is not None:
             return "a profile runs already; POST /stop_profile ends it"
         folder = Path(asked.folder)
@@ -68,13 +68,13 @@ class Watch:
         return ""
 
     def _stop(self) -> messages.Profiled:
-        """The file of the running profile, or of one that ended by itself; told once."""
+        """Ends the running profile. Returns its file, or once that of a profile that reached its time limit."""
         found = self._written if self._profiler is None else self._write()
         self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
         return found
 
     def _write(self) -> messages.Profiled:
-        """Steps wait for this: a second or so for each second of profile."""
+        """Writes the profile, which blocks steps for about as long as the profile lasted."""
         assert self._profiler is not None, "a profile runs"
         profiler, self._profiler, self._profile_until = self._profiler, None, None
         profiler.stop()

@@ -1,5 +1,5 @@
-"""Converts what callers of `LLM` pass into what a processor takes. They may read files, so strings can name files here.
-The server never uses this module: request text opens no file."""
+"""Converts what callers of `LLM` pass into what a processor takes. Here strings may name files, because callers can
+read them anyway. The server never uses this module, so no text of a request opens a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from saccade.inputs.processor import Processor
 from saccade.inputs.videos import Video
 from saccade.wire.sampling_params import SamplingParams
 
-MAX_SHOWN = 80  # characters shown of what is not a file
+MAX_SHOWN = 80  # characters of a missing file's name
 
 
 def list_prompts(prompts: Any) -> list[Any]:
@@ -34,7 +34,7 @@ def list_prompts(prompts: Any) -> list[Any]:
 
 
 def list_talks(messages: Any) -> list[Any]:
-    """A call's conversations, of which there may be one; files they name become paths."""
+    """Lists the conversations of a call, which may be a single one. Files that they name become paths."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         message = f"a conversation is a list of messages; got a {type(messages).__name__}"
         raise RequestError(message, param="messages")
@@ -43,7 +43,7 @@ def list_talks(messages: Any) -> list[Any]:
 
 
 def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt; a single one applies to all."""
+    """Sampling parameters of each prompt. A single one applies to all."""
     chosen = [SamplingParams() if params is None else params] * num_prompts
     if isinstance(params, Sequence):
         chosen = list(params)
@@ -56,7 +56,7 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
 
 
 def read_prompt(prompt: Any, processor: Processor) -> Prompt:
-    """One prompt: text, token ids, or a mapping with either and, for text, the media of its placeholders."""
+    """Reads text, token ids, or a mapping with either and, for text, the media of its placeholders."""
     if isinstance(prompt, str):
         return processor.text(prompt)
     if _is_ids(prompt):
@@ -78,14 +78,14 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
 
 
 def read_talk(talk: Any, processor: Processor, **template: Any) -> Prompt:
-    """One conversation, whose files are paths. An error names the file that it is about."""
+    """Reads a conversation whose files are paths. Errors name the file."""
     with _naming_files({ref.param: ref.source for _, _, ref in find_sources(talk)}):
         return processor.chat(talk, **template)
 
 
 @contextmanager
 def _naming_files(sources: Mapping[str, Any]) -> Iterator[None]:
-    """Whoever calls `LLM` named the files; only texts for clients of a server must be silent about them."""
+    """Names the file in errors. Unlike a server's clients, callers of `LLM` may see file names."""
     try:
         yield
     except RequestError as error:
@@ -96,7 +96,7 @@ def _naming_files(sources: Mapping[str, Any]) -> Iterator[None]:
 
 def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, Any]]:
     """Kinds and sources in the order of the prompt's placeholders. A mapping such as {"image": [...], "video": [...]}
-    orders each kind only; the placeholders decide how kinds interleave."""
+    only orders each kind; the placeholders decide how the kinds interleave."""
     if isinstance(given, Mapping):
         by_kind = {kind: _items(kind, items) for kind, items in given.items()}
         kinds = [kind for kind, items in by_kind.items() for _ in items]
@@ -114,7 +114,7 @@ def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, 
 
 
 def _items(kind: Any, items: Any) -> list[Any]:
-    """A kind's images or videos. A plain list of frames is one video."""
+    """Lists a kind's images or videos. A plain list of frames is one video."""
     if not isinstance(items, list | tuple):
         return [] if items is None else [items]
     return [items] if kind == "video" and items and all(map(_is_frame, items)) else list(items)
@@ -132,7 +132,7 @@ def _pair(item: Any) -> tuple[str, Any] | None:
 
 
 def with_files(messages: Any) -> Any:
-    """Messages whose media that are named by a file are paths."""
+    """Messages in which media given as file names become paths."""
     found = find_sources(messages)
     return with_sources(messages, found, [_opened(ref.source) for _, _, ref in found])
 
@@ -152,7 +152,7 @@ def _file(text: str) -> Path:
     path = Path(url2pathname(urlsplit(text).path)) if is_url else Path(text).expanduser()
     try:
         is_there = path.is_file()
-    except (OSError, ValueError):  # name too long, or with a zero byte
+    except (OSError, ValueError):  # the name is too long, or has a zero byte
         is_there = False
     if not is_there:
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
