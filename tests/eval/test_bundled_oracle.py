@@ -1,4 +1,4 @@
-"""The bundled checkpoint is an ordinary one: transformers gives its prompts the same log-probabilities."""
+"""The bundled checkpoint is an ordinary one: transformers computes the same log-probabilities for its prompts."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ TASKS = ("shapes", "words", "pairs", "motion", "text")
 
 
 def oracle_inputs(llm: LLM, prompt: Prompt) -> dict[str, Any]:
-    """What transformers takes for a prompt: pixels are prepared by the reference."""
+    """A prompt as transformers takes it, with pixels prepared by the reference."""
     processor = llm.processor
     ids = prompt.token_ids.astype(np.int64)
     image_id, video_id = (processor.tokenizer.token_id(f"<|{kind}_pad|>") for kind in ("image", "video"))

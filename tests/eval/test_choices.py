@@ -1,4 +1,4 @@
-"""Multiple choice: log-likelihoods and picks are those of transformers, choice by choice."""
+"""Multiple choice: the log-likelihood of every choice, and every pick, match transformers."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Answers to held-out questions are judged by what they say."""
+"""Answers to held-out questions are judged by their content."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A sample of `make accuracy`: real weights (MiniMind2, 24 MB) and questions, with graphs, without, and stale."""
+"""A sample of `make accuracy`: real weights (MiniMind2, 24 MB) and questions, with graphs on, off and stale."""
 
 import re
 from dataclasses import replace

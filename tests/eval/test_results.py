@@ -33,7 +33,7 @@ def test_the_interval_is_wilsons(right: int, total: int, low: float, high: float
 
 
 def test_the_interval_solves_the_equation_of_its_definition() -> None:
-    """Its ends are the shares p with |right/total - p| = z sqrt(p (1 - p) / total)."""
+    """The ends are the values p with |right/total - p| = z sqrt(p (1 - p) / total)."""
     for right, total in ((3, 17), (250, 300), (40, 41)):
         for end in wilson(right, total, z=1.7):
             assert abs(right / total - end) == pytest.approx(1.7 * math.sqrt(end * (1 - end) / total), rel=1e-9)

@@ -1,4 +1,4 @@
-"""Test questions: the same every time, and true."""
+"""Test questions are reproducible, and their answers are right."""
 
 import struct
 from collections import Counter

@@ -1,4 +1,4 @@
-"""An executor that obeys tests. It imports no torch, so that its process starts quickly."""
+"""An executor that does what a test says. It imports no torch, so its process starts quickly."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from saccade.execution.rank_messages import RankExecutor, RankStart
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Something to do by one rank; 0: by every one."""
+    """An action of one rank, or of every rank if `rank` is 0."""
 
     what: str
     rank: int = 0
@@ -88,7 +88,7 @@ def _fail_otherwise(order: Do) -> str:
 
 
 def make(start: RankStart) -> RankExecutor:
-    """How the start goes for rank `who` is in the settings."""
+    """The settings say `how` the start of rank `who` fails."""
     if start.settings.get("who") == start.rank:
         _start_badly(start.settings["how"])
     fake = FakeExecutor(start)

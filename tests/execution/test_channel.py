@@ -1,4 +1,4 @@
-"""Messages through shared memory: what arrives is what was sent, however slow, small or dead the other side is."""
+"""Messages through shared memory arrive as they were sent, however slow the readers or small the memory."""
 
 import os
 import threading
@@ -141,7 +141,7 @@ def random_order(rng: np.random.Generator) -> Order:
 
 
 def test_every_kind_of_value_comes_back_as_it_was() -> None:
-    """Would catch arrays that lie over each other, lost strides, and types that msgpack does not keep (tuple, enum)."""
+    """Catches overlapping arrays, lost strides, and types that msgpack does not keep (tuple, enum)."""
     rng = np.random.default_rng()
     for _ in range(300):
         order = random_order(rng)
@@ -205,7 +205,7 @@ def test_what_cannot_be_sent_is_refused_with_a_sentence() -> None:
 
 
 def test_what_is_not_as_annotated_is_refused_by_the_reader() -> None:
-    """An array under `Any` would arrive as a list of three."""
+    """An array in a field annotated `Any` would arrive as a list of three values."""
     with pytest.raises(CodecError, match="1 arrays of a Order lie where no annotation says so"):
         round_trip(Order("x", anything=np.ones(3)))
     with pytest.raises(CodecError, match="this is no Order: Expected `str`, got `int`"):
@@ -225,7 +225,7 @@ class Rig:
             self.sender.wait(0.01)
 
     def read(self, rank: int) -> Any:
-        """Take the next message and acknowledge it."""
+        """Takes the next message and acknowledges it."""
         received = self.receivers[rank].receive()
         assert received is not None
         message = CODEC.unpack(received[1].copy())
@@ -247,7 +247,7 @@ def rig(num_readers: int = 2, capacity_bytes: int = 2**20) -> Iterator[Rig]:
 
 
 def test_ten_thousand_messages_through_a_small_memory_to_slow_readers() -> None:
-    """Would catch bytes that are written over before the slowest reader has read them, lost and doubled notices."""
+    """Catches bytes overwritten before the slowest reader has read them, and lost or duplicate notices."""
     seed = int(np.random.default_rng().integers(2**31))
     print(f"seed {seed}")
     num_messages, failures = 10_000, []
@@ -370,7 +370,7 @@ def test_a_reader_that_is_gone_is_named() -> None:
     with rig() as found:
         found.sender.send(Blob(np.zeros(9)), timeout_s=BOUND_S)
         found.receivers[2].reply(NotStarted("last words"))
-        found.receivers[2].close()  # without reading: the kernel then reports an error before the last words
+        found.receivers[2].close()  # with unread data, so that the kernel reports an error before the last words
         with pytest.raises(ReaderGoneError, match="rank 2 has closed its end"):
             found.sender.send(Blob(np.zeros(9)), timeout_s=BOUND_S)
         assert found.sender.gone() == [2]

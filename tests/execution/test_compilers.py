@@ -1,4 +1,4 @@
-"""Processes that compile kernels beside a start: they help where they can, and never do harm."""
+"""Processes that compile kernels during start-up help where they can, and never do harm."""
 
 import os
 import textwrap
@@ -27,7 +27,7 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """What the processes run; `line` is the job that each was given."""
+    """Writes the module that the processes run. In it, `line` is the process's job."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write_module(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A rank that fails, differs or stalls: the engine ends at once, with one reason that names the rank."""
+"""If a rank fails, diverges or stalls, the engine ends at once with a single reason that names the rank."""
 
 import os
 import re
@@ -33,7 +33,7 @@ from tests.execution.engine_ranks import LIMITS, python_path
 from tests.execution.faulty_followers import BAD_TOKEN, NUM_WARM_UP, break_head
 from tests.execution.test_rank_processes import gone, wait_until
 
-SOON_S = 120.0  # on a busy machine; whoever waits for a rank that is gone does so for 600 s
+SOON_S = 120.0  # on a busy machine; waiting for a rank that is gone would take 600 s
 SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=64, verify="off", tensor_parallel_size=2
 )
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks find the tests; a test leaves no process, and no group that the next one would meet."""
+    """Lets ranks import the tests. A test must leave no process and no process group behind."""
     monkeypatch.setenv("PYTHONPATH", python_path())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rank_processes() -> set[int]:
-    """Those of this process, by whichever thread; without those that have ended, and what other tests started."""
+    """Live rank processes that any thread of this process started."""
     return {pid for pid in children("self") if not gone(pid) and RANK_MODULE.encode() in words_of(pid)}
 
 
@@ -85,7 +85,7 @@ def built(folder: Path, factory: str, **settings: object) -> Iterator[Built]:
     ],
 )
 def test_a_rank_that_fails_while_it_is_built(folder: Path, factory: str, kind: type[SaccadeError], reason: str) -> None:
-    """Rank 0 is in another place each time: it waits for the other one to come, or for its share of a sum."""
+    """Each time rank 0 is stuck elsewhere: it waits for the other rank to connect, or for its share of a sum."""
     begun = time.monotonic()
     with pytest.raises(SaccadeError) as caught, built(folder, factory):
         pass
@@ -114,7 +114,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_waited_for_as_long_as_the_w
 def test_a_graph_that_is_wrong_on_one_rank_alone(
     folder: Path, factory: str, kind: type[SaccadeError], reason: str
 ) -> None:
-    """Verification goes on in step to its end; then all ranks refuse."""
+    """All ranks verify in lockstep to the end, then refuse together."""
     with pytest.raises(SaccadeError) as caught, built(folder, factory, verify="short"):
         pass
     assert re.fullmatch(reason, str(caught.value), re.DOTALL) and type(caught.value) is kind
@@ -132,8 +132,8 @@ def test_a_graph_that_is_wrong_on_one_rank_alone(
     ],
 )
 def test_a_rank_that_takes_another_graph_is_refused(folder: Path, factory: str, reason: str) -> None:
-    """Of another bucket, where exchanges differ in size; none, where only what was done tells; and no pass at all, for
-    which rank 0 would wait."""
+    """Another bucket makes exchanges differ in size. An eager run shows only in the rank's report. For a skipped pass,
+    rank 0 would wait forever."""
     begun, watchdog_s = time.monotonic(), 8.0 if factory == "leaves_passes_out" else 300.0
     with built(folder, factory, watchdog_timeout_s=watchdog_s) as found:
         with pytest.raises(EngineDeadError) as caught:
@@ -146,7 +146,7 @@ def test_a_rank_that_takes_another_graph_is_refused(folder: Path, factory: str, 
 
 
 def test_an_error_that_all_ranks_meet_ends_one_request_alone(folder: Path) -> None:
-    """The second pass of a step fails on both ranks: they agree on that as well."""
+    """The second pass of a step fails on both ranks, so they still agree."""
     with built(folder, "cannot_end_a_bad_prompt") as found:
         break_head(found.executor)
         for ids, reason in ([5, BAD_TOKEN], FinishReason.ERROR), ([5, 6], FinishReason.LENGTH):

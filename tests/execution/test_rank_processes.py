@@ -1,4 +1,4 @@
-"""Ranks as processes: they obey, they agree, and when one does not, all end with one reason that names it."""
+"""Rank processes obey and agree; when one does not, all end with a single reason that names it."""
 
 import os
 import re
@@ -43,7 +43,7 @@ STORE = "memfd:saccade-store"
 
 
 def gone(pid: int) -> bool:
-    """A zombie that nobody has fetched yet is gone too."""
+    """A zombie counts as gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -51,7 +51,7 @@ def gone(pid: int) -> bool:
 
 
 def open_files(pid: int | str = "self") -> set[str]:
-    """By number and name; without the folder that is read here, and stores, which stay open on purpose."""
+    """Open files by descriptor and name, without the folder read here and stores, which stay open on purpose."""
     found = {}
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -67,7 +67,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Deaths:
-    """What `on_death` heard, and in which thread."""
+    """Records the calls of `on_death` and their threads."""
 
     def __init__(self) -> None:
         self.errors: list[SaccadeError] = []
@@ -87,7 +87,7 @@ class Deaths:
 
 @contextmanager
 def running(plan: RankPlan = PLAN) -> Iterator[tuple[RankProcesses, Deaths]]:
-    """Ranks that must be gone at the end, with whatever they held."""
+    """Starts ranks. At the end they and all their files must be gone."""
     before, deaths = open_files(), Deaths()
     with closing(RankProcesses(plan, deaths)) as ranks:
         pids = ranks.pids
@@ -105,7 +105,7 @@ def behind(ranks: RankProcesses) -> dict[int, int]:
 
 
 def do(ranks: RankProcesses, order: Do | Add, outcome: OrderOutcome | None = None) -> None:
-    """What rank 0 did is what the others must have done."""
+    """Sends an order and waits for it. `outcome` is what rank 0 did."""
     number = ranks.send(order)
     if outcome is None:
         outcome = OrderOutcome(digest=digest_of(order.values) if isinstance(order, Add) else "")
@@ -114,7 +114,7 @@ def do(ranks: RankProcesses, order: Do | Add, outcome: OrderOutcome | None = Non
 
 
 def assert_dead(ranks: RankProcesses, deaths: Deaths, reason: str) -> None:
-    """One reason for all who ask, and no process."""
+    """Every call raises the reason, and no process is left."""
     assert re.fullmatch(reason, deaths.wait())
     wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
     for call in (
@@ -162,7 +162,7 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
 def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
     with running() as (ranks, deaths):
         do(ranks, Do("fail", text="too long"), OrderOutcome(error="RequestError: too long"))
-        do(ranks, Add(np.arange(4)))  # the ranks go on
+        do(ranks, Add(np.arange(4)))  # the ranks still work
         do(ranks, Do("log", text="two\nlines"))
         assert not deaths.errors
     lines = capfd.readouterr().err.splitlines()
@@ -203,13 +203,13 @@ def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, re
             ranks.wait(number, BOUND_S)
         except EngineDeadError:
             pass
-        # Rank 2 may be heard before rank 1, where both differ from rank 0.
+        # If both differ from rank 0, rank 2 may report before rank 1.
         assert_dead(ranks, deaths, reason.replace("rank 1", "rank [12]") if order.rank in (0, 9) else reason)
 
 
 def test_a_failed_rank_for_which_the_others_wait_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 never says what it did, as if it waited in a collective: without this only the watchdog would tell, and it
-    would name a rank that waits too."""
+    """Rank 0 never reports, as if it waited in a collective. Without this check only the watchdog would notice, and it
+    would name a rank that is waiting too."""
     monkeypatch.setattr(rank_processes, "STUCK_S", 0.3)
     with running() as (ranks, deaths):
         ranks.send(Do("fail", 2, text="no graph for this key"))
@@ -228,7 +228,7 @@ def test_a_rank_killed_while_it_is_idle() -> None:
     ("what", "reason"), [("kill", "rank 1 of 3 was ended by SIGKILL"), ("exit", "rank 1 of 3 ended with exit code 7")]
 )
 def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
-    """The main thread hangs meanwhile, as in a collective: nothing is asked of it."""
+    """Needs nothing from the main thread, which may hang in a collective meanwhile."""
     with running() as (ranks, deaths):
         ranks.send(Do("sleep", rank=2, seconds=3600))
         ranks.send(Do(what, rank=1))
@@ -236,7 +236,7 @@ def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
 
 
 def test_the_sender_raises_the_reason_of_the_watching_thread() -> None:
-    """It would notice a closed socket itself, but not why."""
+    """The sender itself would only notice a closed socket."""
     with running() as (ranks, deaths):
         ranks.send(Do("kill", rank=2))
         with pytest.raises(EngineDeadError, match="rank 2 of 3 was ended by SIGKILL"):
@@ -255,7 +255,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(is_idle: bool) -> None:
 
 
 def test_idle_ranks_are_asked_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without answers the first ping would be the last, and its silence would grow."""
+    """Without answers there would be only one ping, and the silence would grow."""
     pings: list[float] = []
     ping = Sender.ping
 
@@ -353,7 +353,7 @@ def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
-    """The kernel ends a rank with the thread that started it; that is the watching thread, not its caller's."""
+    """The kernel ends a rank with the thread that started it, which is the watcher thread, not the caller's."""
     made: list[RankProcesses] = []
     thread = threading.Thread(target=lambda: made.append(RankProcesses(PLAN, Deaths())))
     thread.start()
@@ -373,7 +373,7 @@ PARENT = """
         os._exit(9)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
         ranks = RankProcesses(PLAN, die)
         print(*ranks.pids.values(), flush=True)
         if sys.argv[1] != "starting":
@@ -414,7 +414,7 @@ def test_no_rank_outlives_its_parent(state: str, number: signal.Signals, tmp_pat
 
 @pytest.mark.parametrize("has_line", [True, False])
 def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
-    """The kernel tells only of parents that end later. Standard input stays open here, as if somebody else held it."""
+    """The kernel only reports parents that end later. Standard input stays open here, as if another process held it."""
     start = RankStart(
         rank=1,
         num_ranks=2,
@@ -448,7 +448,7 @@ def test_what_ranks_share_has_no_name_that_could_be_left_behind(tmp_path: Path) 
             mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
             assert any("saccade-orders" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
             found = [Path(name) for name in names | mapped if name.startswith(("/dev/shm", tempfile.gettempdir()))]
-            libraries = Path(sys.prefix)  # of a checkout that is itself in the folder for temporary files
+            libraries = Path(sys.prefix)  # the checkout may itself be in the temporary folder
             assert [path for path in found if path.exists() and not path.is_relative_to(libraries)] == []
 
 
@@ -469,7 +469,7 @@ def test_agreement_needs_rank_0() -> None:
 
 
 def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
-    """Rank 0 waits for what another rank did not do. Without a limit nobody is in a hurry."""
+    """Rank 0 waits for something another rank did not do. Without a limit it may wait forever."""
     agreement = Agreement(3)
     agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
     assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
