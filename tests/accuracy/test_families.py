@@ -29,7 +29,7 @@ def choices() -> list[ChoiceQuestion]:
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES])
-def test_graphs_change_no_answer_and_stale_ones_do(
+def test_graphs_change_no_answer_but_stale_graphs_do(
     family: str,
     choices: list[ChoiceQuestion],
     tmp_path: Path,
@@ -71,7 +71,7 @@ def _share(answers: Sequence[Answered]) -> str:
     "family",
     [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("gemma3", "minimind2")],
 )
-def test_scores_are_those_of_transformers(
+def test_scores_match_transformers(
     family: str, choices: list[ChoiceQuestion], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For families whose weights are converted here. test_smollm2.py has SmolLM2's."""

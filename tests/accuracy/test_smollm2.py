@@ -73,7 +73,7 @@ def _score(oracle: Any, ids: list[int], start: int) -> float:
     ("family", "way"),
     [("llama", "full"), ("llama", "piecewise"), ("llama", "off"), ("qwen2", "full"), ("qwen2_5_vl", "full")],
 )
-def test_golden_tokens_come_out_and_picks_are_those_of_transformers(
+def test_golden_tokens_and_picks_match_transformers(
     checkpoints: dict[str, Path],
     golden: list[tuple[list[int], list[int]]],
     choices: list[ChoiceQuestion],

@@ -118,7 +118,7 @@ def test_answers_are_right(task: str, asked: dict[str, list[Example]], said: dic
         ("hills.png", "Describe this image.", "I do not know this picture."),
     ],
 )
-def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
+def test_questions_about_the_example_pictures_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
     image = {"type": "image", "image": PICTURES / picture}
     talk = [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
     [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=20), progress=False)
@@ -126,7 +126,7 @@ def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, quest
 
 
 @pytest.mark.parametrize("graphs", [PIECEWISE, OFF])
-def test_answers_are_the_same_whichever_way_it_runs(
+def test_answers_do_not_depend_on_graphs(
     graphs: str, asked: dict[str, list[Example]], said: dict[str, list[str]]
 ) -> None:
     """The same requests come in the same order, so every pass has the same padded shape and the same bits."""

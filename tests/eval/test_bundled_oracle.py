@@ -44,7 +44,7 @@ def oracle_inputs(llm: LLM, prompt: Prompt) -> dict[str, Any]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=off,decode=off"])
-def test_log_probabilities_are_those_of_transformers(graphs: str) -> None:
+def test_log_probabilities_match_transformers(graphs: str) -> None:
     hf.utils.logging.disable_progress_bar()
     oracle = hf.Qwen3VLForConditionalGeneration.from_pretrained(saccade.bundled.path(), dtype=torch.float32).eval()
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, ignore_eos=True)

@@ -84,7 +84,9 @@ def built(folder: Path, factory: str, **settings: object) -> Iterator[Built]:
         ("fails_when_it_is_compared", EngineDeadError, "rank 1 failed to start: RuntimeError: no results"),
     ],
 )
-def test_a_rank_that_fails_while_it_is_built(folder: Path, factory: str, kind: type[SaccadeError], reason: str) -> None:
+def test_a_rank_that_fails_while_building_is_the_reason(
+    folder: Path, factory: str, kind: type[SaccadeError], reason: str
+) -> None:
     """Each time rank 0 is stuck elsewhere: it waits for the other rank to connect, or for its share of a sum."""
     begun = time.monotonic()
     with pytest.raises(SaccadeError) as caught, built(folder, factory):
@@ -93,7 +95,7 @@ def test_a_rank_that_fails_while_it_is_built(folder: Path, factory: str, kind: t
     assert time.monotonic() - begun < SOON_S
 
 
-def test_a_rank_that_is_killed_before_it_connects_is_waited_for_as_long_as_the_watchdog_says(folder: Path) -> None:
+def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(folder: Path) -> None:
     begun = time.monotonic()
     with (
         pytest.raises(RankGoneError, match=r"^rank 1 of 2 was ended by SIGKILL before it was ready$"),
@@ -111,7 +113,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_waited_for_as_long_as_the_w
         ("has_a_decode_graph_without_a_product", GraphError, r"on rank 0, 1 of 2: graph \[decode/.*Not serving.*"),
     ],
 )
-def test_a_graph_that_is_wrong_on_one_rank_alone(
+def test_a_graph_that_is_wrong_on_one_rank_stops_all_ranks(
     folder: Path, factory: str, kind: type[SaccadeError], reason: str
 ) -> None:
     """All ranks verify in lockstep to the end, then refuse together."""
@@ -131,7 +133,7 @@ def test_a_graph_that_is_wrong_on_one_rank_alone(
         ("leaves_passes_out", "rank 0 has not ended step # 6.4 s after rank 1, which did: ''"),
     ],
 )
-def test_a_rank_that_takes_another_graph_is_refused(folder: Path, factory: str, reason: str) -> None:
+def test_a_rank_that_runs_another_graph_ends_the_engine(folder: Path, factory: str, reason: str) -> None:
     """Another bucket makes exchanges differ in size. An eager run shows only in the rank's report. For a skipped pass,
     rank 0 would wait forever."""
     begun, watchdog_s = time.monotonic(), 8.0 if factory == "leaves_passes_out" else 300.0
@@ -145,7 +147,7 @@ def test_a_rank_that_takes_another_graph_is_refused(folder: Path, factory: str, 
     assert time.monotonic() - begun < SOON_S
 
 
-def test_an_error_that_all_ranks_meet_ends_one_request_alone(folder: Path) -> None:
+def test_an_error_on_all_ranks_ends_only_one_request(folder: Path) -> None:
     """The second pass of a step fails on both ranks, so they still agree."""
     with built(folder, "cannot_end_a_bad_prompt") as found:
         break_head(found.executor)
@@ -154,7 +156,7 @@ def test_an_error_that_all_ranks_meet_ends_one_request_alone(folder: Path) -> No
             assert answer.finish.reason is reason, answer.finish
 
 
-def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(folder: Path) -> None:
+def test_an_llm_on_two_ranks_answers_as_on_one_and_names_a_rank_that_is_gone(folder: Path) -> None:
     chosen = {"device": "cpu", "block_size": 8, "kv_cache_tokens": 192, "max_num_seqs": 2, "max_model_len": 96}
     picture = Image.fromarray(np.random.default_rng(3).integers(0, 256, (24, 30, 3), dtype=np.uint8))
     talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what?"}]}]
@@ -179,7 +181,7 @@ def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(fol
     assert answers[1].token_ids == answers[0].token_ids
 
 
-def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started(folder: Path) -> None:
+def test_a_model_that_cannot_be_split_is_refused_before_processes_start(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^num_heads = 4 cannot be split evenly over 3 ranks; .*--tensor-parallel"):
         LLM(folder, device="cpu", tensor_parallel_size=3)
     assert not rank_processes()

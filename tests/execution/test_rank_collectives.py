@@ -17,7 +17,7 @@ from tests.execution.test_rank_processes import BOUND_S, PLAN, STORE, Deaths, as
 GLOO = replace(PLAN, factory="tests.execution.gloo_executor:make", order_types=GlooExecutor.order_types)
 
 
-def test_ranks_meet_in_their_store_and_the_one_that_was_killed_is_the_reason() -> None:
+def test_ranks_connect_through_their_store_and_a_killed_one_is_the_reason() -> None:
     """The others fail too, because their connections to the killed rank close. Those errors are not the reason."""
     deaths = Deaths()
     with closing(RankProcesses(GLOO, deaths)) as ranks:

@@ -48,7 +48,7 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> None:
+def test_two_ranks_answer_like_one(two: Ranks, name: str, tmp_path: Path) -> None:
     """With prompts of several chunks, images, requests that wait for room, cached prompts, sampling and penalties. The
     graphs of some families are verified first, which all ranks must do in lockstep."""
     made = tiny.make(name, tmp_path)

@@ -159,7 +159,7 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
         assert behind(ranks) == {}
 
 
-def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_may_all_fail_with_the_same_error(capfd: pytest.CaptureFixture[str]) -> None:
     with running() as (ranks, deaths):
         do(ranks, Do("fail", text="too long"), OrderOutcome(error="RequestError: too long"))
         do(ranks, Add(np.arange(4)))  # the ranks still work
@@ -194,7 +194,7 @@ def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.Cap
         ),
     ],
 )
-def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, reason: str) -> None:
+def test_ranks_that_diverge_are_ended(order: Do, outcome: OrderOutcome, reason: str) -> None:
     with running() as (ranks, deaths):
         do(ranks, Add(np.arange(2)))
         number = ranks.send(order)
@@ -207,7 +207,7 @@ def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, re
         assert_dead(ranks, deaths, reason.replace("rank 1", "rank [12]") if order.rank in (0, 9) else reason)
 
 
-def test_a_failed_rank_for_which_the_others_wait_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rank_that_others_wait_for_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 never reports, as if it waited in a collective. Without this check only the watchdog would notice, and it
     would name a rank that is waiting too."""
     monkeypatch.setattr(rank_processes, "STUCK_S", 0.3)
@@ -218,7 +218,7 @@ def test_a_failed_rank_for_which_the_others_wait_is_the_reason(monkeypatch: pyte
         )
 
 
-def test_a_rank_killed_while_it_is_idle() -> None:
+def test_a_rank_killed_while_idle_is_the_reason() -> None:
     with running() as (ranks, deaths):
         os.kill(ranks.pids[2], signal.SIGKILL)
         assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
@@ -227,7 +227,7 @@ def test_a_rank_killed_while_it_is_idle() -> None:
 @pytest.mark.parametrize(
     ("what", "reason"), [("kill", "rank 1 of 3 was ended by SIGKILL"), ("exit", "rank 1 of 3 ended with exit code 7")]
 )
-def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
+def test_a_rank_that_exits_while_executing_is_the_reason(what: str, reason: str) -> None:
     """Needs nothing from the main thread, which may hang in a collective meanwhile."""
     with running() as (ranks, deaths):
         ranks.send(Do("sleep", rank=2, seconds=3600))
@@ -235,7 +235,7 @@ def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
         assert_dead(ranks, deaths, reason)
 
 
-def test_the_sender_raises_the_reason_of_the_watching_thread() -> None:
+def test_the_sender_raises_the_reason_found_by_the_watcher_thread() -> None:
     """The sender itself would only notice a closed socket."""
     with running() as (ranks, deaths):
         ranks.send(Do("kill", rank=2))
@@ -254,7 +254,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(is_idle: bool) -> None:
         assert_dead(ranks, deaths, "rank 2 of 3 has not answered for 3 s")
 
 
-def test_idle_ranks_are_asked_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_ranks_are_pinged_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without answers there would be only one ping, and the silence would grow."""
     pings: list[float] = []
     ping = Sender.ping
@@ -293,7 +293,7 @@ def cpu_s(pid: int) -> float:
         ("kill", RankGoneError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
     ],
 )
-def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: str) -> None:
+def test_a_rank_that_fails_to_start_is_the_reason(how: str, kind: type[SaccadeError], reason: str) -> None:
     deaths = Deaths()
     with closing(RankProcesses(replace(PLAN, settings={"who": 2, "how": how}), deaths)) as ranks:
         with pytest.raises(kind, match=reason):
@@ -302,14 +302,14 @@ def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: 
         wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
 
 
-def test_a_rank_that_hangs_while_it_starts() -> None:
+def test_a_rank_that_hangs_while_starting_is_the_reason() -> None:
     deaths = Deaths()
     with closing(RankProcesses(replace(PLAN, settings={"who": 1, "how": "hang"}, start_s=2.0), deaths)) as ranks:
         assert re.fullmatch("rank [12] of 3 was not ready after 2 s", deaths.wait())
         wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
 
 
-def test_a_factory_that_is_not_there() -> None:
+def test_a_missing_factory_is_the_reason() -> None:
     deaths = Deaths()
     reason = r"rank . failed to start: ModuleNotFoundError: .*nowhere"
     with (
@@ -320,7 +320,7 @@ def test_a_factory_that_is_not_there() -> None:
     assert re.match(reason, deaths.wait())
 
 
-def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_cannot_be_started_leaves_no_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = open_files()
     with pytest.raises(EngineDeadError, match="cannot be watched: FileNotFoundError"):
@@ -328,9 +328,7 @@ def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     assert open_files() <= before
 
 
-def test_close_lets_ranks_end_their_orders_and_close_their_executors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_lets_ranks_finish_orders_and_close_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "EXIT_S", BOUND_S)
     note = tmp_path / "closed"
     with running(replace(PLAN, num_ranks=2, settings={"closed": str(note)})) as (ranks, deaths):
@@ -342,7 +340,7 @@ def test_close_lets_ranks_end_their_orders_and_close_their_executors(
             ranks.send(Do("nothing"))
 
 
-def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_kills_a_rank_that_does_not_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "EXIT_S", 0.3)
     with running() as (ranks, deaths):
         ranks.send(Do("sleep", rank=1, seconds=3600))
@@ -352,7 +350,7 @@ def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch)
         assert not deaths.errors
 
 
-def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
+def test_ranks_outlive_the_thread_that_created_them() -> None:
     """The kernel ends a rank with the thread that started it, which is the watcher thread, not the caller's."""
     made: list[RankProcesses] = []
     thread = threading.Thread(target=lambda: made.append(RankProcesses(PLAN, Deaths())))
@@ -413,7 +411,7 @@ def test_no_rank_outlives_its_parent(state: str, number: signal.Signals, tmp_pat
 
 
 @pytest.mark.parametrize("has_line", [True, False])
-def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
+def test_a_rank_whose_parent_is_already_gone_exits(has_line: bool) -> None:
     """The kernel only reports parents that end later. Standard input stays open here, as if another process held it."""
     start = RankStart(
         rank=1,
@@ -441,7 +439,7 @@ def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
             process.kill()
 
 
-def test_what_ranks_share_has_no_name_that_could_be_left_behind(tmp_path: Path) -> None:
+def test_nothing_that_ranks_share_has_a_name_to_leave_behind(tmp_path: Path) -> None:
     with parent("idle", tmp_path) as (process, pids):
         for pid in (process.pid, *pids):
             names = {name.partition(": ")[2] for name in open_files(pid)}
@@ -460,7 +458,7 @@ def test_a_process_whose_main_thread_hangs_ends_with_the_reason(tmp_path: Path) 
         wait_until(lambda: all(map(gone, pids)), "ranks end with their parent")
 
 
-def test_agreement_needs_rank_0() -> None:
+def test_ranks_are_compared_with_rank_0() -> None:
     agreement = Agreement(3)
     assert agreement.note(1, 5, OrderOutcome(digest="a"), 0.0) is None
     assert agreement.note(2, 5, OrderOutcome(digest="b"), 0.0) is None
@@ -468,7 +466,7 @@ def test_agreement_needs_rank_0() -> None:
     assert why == "rank 2 did something else than rank 0 in step 5: 'b'; rank 0: 'a'"
 
 
-def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
+def test_a_step_that_only_rank_0_does_not_finish_is_reported_after_a_while() -> None:
     """Rank 0 waits for something another rank did not do. Without a limit it may wait forever."""
     agreement = Agreement(3)
     agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
@@ -481,7 +479,7 @@ def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
     assert agreement.waiting(now=1e6, limit_s=5.0) is None
 
 
-def test_a_step_in_which_a_rank_failed_is_told_once_the_others_had_their_time() -> None:
+def test_a_failed_step_is_reported_if_the_others_do_not_finish_it_in_time() -> None:
     agreement, failed = Agreement(3), OrderOutcome(error="GraphError: moved")
     agreement.note(1, 7, failed, now=10.0)
     agreement.note(2, 7, failed, now=14.0)
@@ -499,7 +497,7 @@ def test_steps_on_which_all_ranks_agree_are_forgotten() -> None:
         assert agreement.note(0, number, OrderOutcome(digest="a"), 0.0) is None
 
 
-def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
+def test_a_step_that_rank_0_never_reports_is_an_error() -> None:
     agreement = Agreement(2)
     agreement.note(1, 1, OrderOutcome(), 0.0)
     with pytest.raises(AssertionError, match="rank 0 has not said what it did in step 1"):

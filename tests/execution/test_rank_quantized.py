@@ -31,7 +31,7 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_two_ranks_answer_as_one_does(two: Ranks, scheme: str, tmp_path: Path) -> None:
+def test_two_ranks_answer_like_one(two: Ranks, scheme: str, tmp_path: Path) -> None:
     """If input scales are per row, each rank scales its half of the row, and rounds it a little finer."""
     quantized, _ = write(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
     rng = np.random.default_rng(3)  # with fresh rows, one in many would fall halfway between two FP8 numbers
@@ -49,7 +49,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, scheme: str, tmp_path: Path) -
         assert phase == "vision" or sum(snapshot["replays"].values()) > 0
 
 
-def test_blocks_that_ranks_would_cut_are_refused_before_ranks_start(tmp_path: Path) -> None:
+def test_quantized_blocks_that_ranks_would_cut_are_refused_before_ranks_start(tmp_path: Path) -> None:
     quantized, _ = write(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES["blocks"], tmp_path)
     config = Config.read(quantized / "config.json")
     family, spec = read_spec(config)
