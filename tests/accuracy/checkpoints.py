@@ -62,17 +62,17 @@ def _qwen2_5_vl(target: Path) -> Path:
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
         "text_config": text | {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}},
-        "vision_config": EYE | {"out_hidden_size": text["hidden_size"]},
+        "vision_config": TOWER | {"out_hidden_size": text["hidden_size"]},
         "tie_word_embeddings": True,
         "image_token_id": 4,
         "video_token_id": 5,
         "vision_start_token_id": 6,
         "vision_end_token_id": 7,
     }
-    return _write(target, config, _zero_biases() | _eye(text["hidden_size"]))
+    return _write(target, config, _zero_biases() | _random_tower(text["hidden_size"]))
 
 
-EYE = {
+TOWER = {
     "depth": 1,
     "hidden_size": 32,
     "num_heads": 2,
@@ -99,10 +99,10 @@ def _zero_biases() -> dict[str, Tensor]:
     }
 
 
-def _eye(out_width: int) -> dict[str, Tensor]:
+def _random_tower(out_width: int) -> dict[str, Tensor]:
     """A random tower, which must not affect text."""
     torch.manual_seed(0)
-    vision = EYE | {"out_hidden_size": out_width}
+    vision = TOWER | {"out_hidden_size": out_width}
     shell = hf.Qwen2_5_VLConfig(vision_config=vision, text_config={"num_hidden_layers": 0, "vocab_size": 8})
     visual = hf.Qwen2_5_VLForConditionalGeneration(shell).model.visual.state_dict()
     return {f"model.visual.{name}": value.contiguous() for name, value in visual.items()}

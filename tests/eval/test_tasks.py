@@ -122,7 +122,7 @@ def test_errors_name_what_is_missing_or_unknown(tmp_path: Path) -> None:
         make_examples("folder", EvalSettings(task="folder"))
     with pytest.raises(ConfigError, match=r"has no images; write them to"):
         make_examples("folder", EvalSettings(task="folder", data=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"task is 'colours'; known are all, shapes"):
+    with pytest.raises(ConfigError, match=r"task is 'colours'; known tasks are all, shapes"):
         EvalSettings(task="shapes,colours")
     with pytest.raises(ConfigError, match=r"prompt has no \{input\}"):
         EvalSettings(prompt="Question:")

@@ -62,9 +62,9 @@ class FakeExecutor:
             "sleep": lambda order: time.sleep(order.seconds),
             "wait for file": _wait_for_file,
             "fail": _fail,
-            "fail otherwise": _fail_otherwise,
+            "fail differently": _fail_differently,
             "say": lambda order: order.text,
-            "answer much": lambda order: "x" * 10**6,
+            "answer too much": lambda order: "x" * 10**6,
             "log": lambda order: print(order.text, file=sys.stderr),
             "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda order: sys.exit(7),
@@ -83,7 +83,7 @@ def _fail(order: Do) -> str:
     raise RequestError(order.text)
 
 
-def _fail_otherwise(order: Do) -> str:
+def _fail_differently(order: Do) -> str:
     raise RuntimeError(order.text)
 
 

@@ -103,7 +103,7 @@ def takes_no_graph(start: RankStart) -> RankExecutor:
     return disobedient(follow(start), change_tier)
 
 
-def leaves_passes_out(start: RankStart) -> RankExecutor:
+def skips_passes(start: RankStart) -> RankExecutor:
     def skip(executor: DeviceExecutor, order: Orders) -> Orders:
         is_decode = isinstance(order, Run) and [one.phase for one in order.passes] == ["decode"]
         return replace(order, passes=(), num_sampled=0) if is_decode and isinstance(order, Run) else order

@@ -104,11 +104,11 @@ class Device:
         self.num_calls, self.num_python_calls = 0, 0
         self.launches: list[tuple[int, int]] = []  # CPU time, and Python calls until then
 
-    def told(self, *args: Any, **how: Any) -> None:
+    def called(self, *args: Any, **how: Any) -> None:
         self.num_calls += 1
 
     def replay(self) -> None:
-        self.told()
+        self.called()
         self.launches.append((time.thread_time_ns(), self.num_python_calls))
 
     @contextmanager
@@ -127,13 +127,13 @@ class Device:
             sys.setprofile(None)
 
     @contextmanager
-    def stands_in(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         event, nothing = partial(Event, self), lambda *args, **how: None
         constants = ("JOBS", "CUBIC", "PATCH", "TEMPORAL", "MERGE", "BLOCK")
         places = {
             "torch.cuda.Event": event,
-            "torch.Tensor.copy_": lambda tensor, *args, **how: self.told(),
-            "torch.Tensor.fill_": lambda tensor, *args, **how: self.told(),
+            "torch.Tensor.copy_": lambda tensor, *args, **how: self.called(),
+            "torch.Tensor.fill_": lambda tensor, *args, **how: self.called(),
             "saccade.kernels.launch.Current": Current,
             "saccade.kernels.fused_images.job_rows_kernel": Kernel(self, "JOBS", "CUBIC", "BLOCK", num_others=4),
             "saccade.kernels.fused_images.job_patches_kernel": Kernel(self, *constants, num_others=11),
@@ -155,7 +155,7 @@ class Event:
     """Replaces `torch.cuda.Event`."""
 
     def __init__(self, device: Device, **how: Any) -> None:
-        self.record = device.told
+        self.record = device.called
 
     def synchronize(self) -> None:
         pass
@@ -171,7 +171,7 @@ class Kernel:
 
     def __init__(self, device: Device, *constants: str, num_others: int) -> None:
         self.arg_names = (*map(str, range(num_others)), *constants)
-        self.run = device.told
+        self.run = device.called
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **constants: self
@@ -327,7 +327,7 @@ def work() -> None:
     """Measures the case that each line of standard input names."""
     torch.set_num_threads(1)
     device = Device()
-    with tempfile.TemporaryDirectory() as folder, device.stands_in(), torch.no_grad():
+    with tempfile.TemporaryDirectory() as folder, device.installed(), torch.no_grad():
         rig = Rig(Path(folder))
         print(json.dumps(list(rig.cases)), flush=True)
         for line in sys.stdin:
@@ -359,9 +359,9 @@ class Worker:
 
 
 def show(src: Path, found: Sequence[Figures]) -> None:
-    until, whole, calls_until, calls, told = np.median([list(one.values()) for one in found], axis=0)
+    until, whole, calls_until, calls, called = np.median([list(one.values()) for one in found], axis=0)
     graph, all_of_it = f"graph after {until:.0f} us ({calls_until:.0f} calls)", f"{whole:.0f} us ({calls:.0f} calls)"
-    print(f"  {src}: {graph}, in all {all_of_it}, {told:.0f} calls to the device")
+    print(f"  {src}: {graph}, in all {all_of_it}, {called:.0f} calls to the device")
 
 
 def main() -> int:

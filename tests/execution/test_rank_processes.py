@@ -80,7 +80,7 @@ class Deaths:
         self.happened.set()
 
     def wait(self) -> str:
-        assert self.happened.wait(BOUND_S), "nobody said that a rank died"
+        assert self.happened.wait(BOUND_S), "on_death was not called"
         assert len(self.errors) == 1 and self.threads == ["rank watcher"]
         return str(self.errors[0])
 
@@ -152,7 +152,7 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
         last = ranks.send(Add(np.arange(3)))
         ranks.record(last, OrderOutcome(digest=digest_of(np.arange(3))))
         wait_until(lambda: behind(ranks).keys() == {2}, "rank 1 is done")
-        with pytest.raises(TimeoutError, match=f"step {last} was not ended in 0.01 s by rank 2"):
+        with pytest.raises(TimeoutError, match=f"rank 2 did not finish step {last} in 0.01 s"):
             ranks.wait(last, 0.01)
         (tmp_path / "go").touch()
         ranks.wait(last, BOUND_S)
@@ -180,17 +180,17 @@ def test_ranks_may_all_fail_with_the_same_error(capfd: pytest.CaptureFixture[str
         (
             Do("say", 1, text="decode 64"),
             OrderOutcome(),
-            "rank 1 did something else than rank 0 in step 2: 'decode 64'; rank 0: ''",
+            "rank 1 diverged from rank 0 in step 2: it did 'decode 64'; rank 0: ''",
         ),
         (
-            Do("fail otherwise", text="of memory"),
+            Do("fail differently", text="of memory"),
             OrderOutcome(error="RequestError: bad"),
-            "rank 1 failed otherwise than rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
+            "rank 1 failed differently from rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
         ),
         (
-            Do("answer much", 2),
+            Do("answer too much", 2),
             NOTHING,
-            "rank 2 failed in step 2 where rank 0 did not: SaccadeError: the answer has .* bytes; the most is 65536",
+            "rank 2 failed in step 2 where rank 0 did not: SaccadeError: the answer has .* bytes; the limit is 65536",
         ),
     ],
 )
@@ -213,9 +213,8 @@ def test_a_failed_rank_that_others_wait_for_is_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr(rank_processes, "STUCK_S", 0.3)
     with running() as (ranks, deaths):
         ranks.send(Do("fail", 2, text="no graph for this key"))
-        assert_dead(
-            ranks, deaths, "rank 2 failed in step 1, which rank 0 has not ended 0.3 s later: .*: no graph for this key"
-        )
+        reason = "rank 2 failed in step 1, and rank 0 has not finished it 0.3 s later: .*: no graph for this key"
+        assert_dead(ranks, deaths, reason)
 
 
 def test_a_rank_killed_while_idle_is_the_reason() -> None:
@@ -323,7 +322,7 @@ def test_a_missing_factory_is_the_reason() -> None:
 def test_a_python_that_cannot_be_started_leaves_no_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = open_files()
-    with pytest.raises(EngineDeadError, match="cannot be watched: FileNotFoundError"):
+    with pytest.raises(EngineDeadError, match="the rank watcher failed: FileNotFoundError"):
         RankProcesses(PLAN, Deaths())
     assert open_files() <= before
 
@@ -463,7 +462,7 @@ def test_ranks_are_compared_with_rank_0() -> None:
     assert agreement.note(1, 5, OrderOutcome(digest="a"), 0.0) is None
     assert agreement.note(2, 5, OrderOutcome(digest="b"), 0.0) is None
     why = agreement.note(0, 5, OrderOutcome(digest="a"), 0.0)
-    assert why == "rank 2 did something else than rank 0 in step 5: 'b'; rank 0: 'a'"
+    assert why == "rank 2 diverged from rank 0 in step 5: it did 'b'; rank 0: 'a'"
 
 
 def test_a_step_that_only_rank_0_does_not_finish_is_reported_after_a_while() -> None:
@@ -471,7 +470,7 @@ def test_a_step_that_only_rank_0_does_not_finish_is_reported_after_a_while() -> 
     agreement = Agreement(3)
     agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
     assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
-    reason = "rank 0 has not ended step 7 5 s after rank 2, which did: 'nothing'"
+    reason = "rank 0 has not finished step 7, 5 s after rank 2, which did 'nothing'"
     assert agreement.waiting(now=15.1, limit_s=5.0) == reason
     agreement.note(1, 7, OrderOutcome(digest="nothing"), now=15.2)
     assert agreement.waiting(now=15.3, limit_s=5.0) == reason
@@ -484,7 +483,7 @@ def test_a_failed_step_is_reported_if_the_others_do_not_finish_it_in_time() -> N
     agreement.note(1, 7, failed, now=10.0)
     agreement.note(2, 7, failed, now=14.0)
     assert agreement.stuck(now=14.9, limit_s=5.0) is None
-    reason = "rank 1 failed in step 7, which rank 0 has not ended 5 s later: GraphError: moved"
+    reason = "rank 1 failed in step 7, and rank 0 has not finished it 5 s later: GraphError: moved"
     assert agreement.stuck(now=15.1, limit_s=5.0) == reason
     agreement.note(0, 7, failed, now=15.2)
     assert agreement.stuck(now=1e6, limit_s=5.0) is None
@@ -500,7 +499,7 @@ def test_steps_on_which_all_ranks_agree_are_forgotten() -> None:
 def test_a_step_that_rank_0_never_reports_is_an_error() -> None:
     agreement = Agreement(2)
     agreement.note(1, 1, OrderOutcome(), 0.0)
-    with pytest.raises(AssertionError, match="rank 0 has not said what it did in step 1"):
+    with pytest.raises(AssertionError, match="rank 0 has not reported step 1"):
         for number in range(2, 10 + MAX_LATE):
             agreement.note(0, number, OrderOutcome(), 0.0)
             agreement.note(1, number, OrderOutcome(), 0.0)

@@ -34,7 +34,7 @@ Tables = tuple[Kernels, SamplingKernels]
 TableT = TypeVar("TableT", bound=KernelTable)
 
 META = torch.device("meta")
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def draw(
 
 
 def dividing_sizes(spec: ModelSpec, formats: Formats, encoder_mode: EncoderMode) -> list[int]:
-    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
+    return [size for size in range(1, MAX_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner, *, all_layers: bool = False) -> int:

@@ -194,7 +194,7 @@ def find_gpu(name: str) -> GPU:
         if plain in (_plain(gpu.name), _plain(gpu.name).removeprefix("RTX")):
             return gpu
     raise ConfigError(
-        f"gpu is {name!r}; known are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
+        f"gpu is {name!r}; known GPUs are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
     )
 
 

@@ -47,13 +47,13 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
     """The passes of every step when these requests arrive together, until each has its second token."""
     limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
-    notes = _Notes()
+    explainer = _Explainer()
     engine = new_engine(
         blueprint.executor,
         limits,
         encoder_index_for(blueprint.resolved.settings, limits),
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
-        ordered=notes,
+        ordered=explainer,
     )
     _pretend_captured(blueprint, engine.composer.vision)
     for index, prompt in enumerate(prompts):
@@ -63,7 +63,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
             break
         for update in engine.step():
             assert update.finish is None or update.finish.reason == "length", f"a request of a dry run failed: {update}"
-    return notes.steps
+    return explainer.steps
 
 
 def made_up_prompt(
@@ -97,7 +97,7 @@ def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> No
             vision.catalogue.exact.add(layout.key, 0)
 
 
-class _Notes:
+class _Explainer:
     """An executor that explains its orders and answers every request with token 0."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _Notes:
         self.steps.append([*self._vision, *passes])
         self._vision = []
         count = orders.num_sampled
-        return _Done(StepResult([0] * count, [False] * count))
+        return _DoneTicket(StepResult([0] * count, [False] * count))
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}
@@ -139,7 +139,7 @@ class _Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _DoneTicket:
     result: StepResult
     is_done: bool = True
 

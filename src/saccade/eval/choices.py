@@ -16,7 +16,7 @@ from saccade.wire.sampling_params import SamplingParams
 
 KNOWLEDGE = Path(__file__).with_name("knowledge.json")
 GROUP = 32
-Step = Callable[[int], None]
+Advance = Callable[[int], None]
 Place = tuple[int, int]
 """A question and one of its choices, by index."""
 
@@ -49,14 +49,14 @@ def _read(example: dict[str, Any]) -> ChoiceQuestion:
 
 
 def score_choices(
-    llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, step: Step = lambda count: None
+    llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, advance: Advance = lambda count: None
 ) -> list[list[float]]:
-    """The summed log-likelihood of each question's choices. `step` is called with the number of questions done."""
+    """The summed log-likelihood of each question's choices. `advance` is called with the number of questions done."""
     found = []
     for start in range(0, len(choices), GROUP):
         group = choices[start : start + GROUP]
         found += _score_group(llm, group, prompt)
-        step(len(group))
+        advance(len(group))
     return found
 
 

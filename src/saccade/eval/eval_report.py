@@ -73,8 +73,8 @@ def _wrong_table(result: TaskResult) -> Table:
 def _print_differences(report: EvalReport, console: Console) -> None:
     if gaps := report.score_gaps():
         *others, base = gaps
-        told = ", ".join(f"{way} {gaps[way]:.1e}" for way in others)
-        console.print(f"largest difference of a choice's log-likelihood from {base}: {told}")
+        shown = ", ".join(f"{way} {gaps[way]:.1e}" for way in others)
+        console.print(f"largest difference of a choice's log-likelihood from {base}: {shown}")
     found = report.differences()
     total = sum(result.total for result in report.tasks)
     if not found:

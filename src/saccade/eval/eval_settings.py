@@ -38,7 +38,7 @@ class EvalSettings:
     def __post_init__(self) -> None:
         for name in self.tasks():
             if name not in TASKS:
-                raise ConfigError(f"task is {name!r}; known are all, {', '.join(TASKS)} (--task)")
+                raise ConfigError(f"task is {name!r}; known tasks are all, {', '.join(TASKS)} (--task)")
         if self.limit < 0 or self.max_tokens < 1:
             raise ConfigError("limit must be 0 or more and max_tokens at least 1 (--limit, --max-tokens)")
         if "{input}" not in self.prompt:

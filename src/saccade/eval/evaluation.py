@@ -14,7 +14,7 @@ from rich.console import Console
 
 from saccade.errors import ConfigError
 from saccade.eval import drawn, held_out
-from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, Step, per_character, pick, read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, Advance, ChoiceQuestion, per_character, pick, read_choices, score_choices
 from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
@@ -45,7 +45,7 @@ class _Task:
 
     name: str
     total: int
-    ask: Callable[[LLM, Step], dict[str, list[Answered]]]
+    ask: Callable[[LLM, Advance], dict[str, list[Answered]]]
 
 
 def run_eval(
@@ -121,7 +121,9 @@ def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | N
     return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
 
 
-def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tokens: int) -> dict[str, list[Answered]]:
+def _answer(
+    llm: LLM, advance: Advance, *, name: str, examples: list[Example], max_tokens: int
+) -> dict[str, list[Answered]]:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     answers = []
     for start in range(0, len(examples), BATCH):
@@ -130,14 +132,14 @@ def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tok
         for example, output in zip(part, outputs, strict=True):
             said = normalise(output.outputs[0].text)
             answers.append(Answered(example.question, normalise(example.answer), said, example.is_right(said)))
-        step(len(part))
+        advance(len(part))
     return {name: answers}
 
 
 def _choose(
-    llm: LLM, step: Step, *, name: str, choices: list[ChoiceQuestion], prompt: str
+    llm: LLM, advance: Advance, *, name: str, choices: list[ChoiceQuestion], prompt: str
 ) -> dict[str, list[Answered]]:
-    scored = list(zip(choices, score_choices(llm, choices, prompt, step), strict=True))
+    scored = list(zip(choices, score_choices(llm, choices, prompt, advance), strict=True))
     return {
         name: [pick(choice, scores) for choice, scores in scored],
         f"{name}, by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],

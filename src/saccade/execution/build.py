@@ -62,7 +62,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
-MOST_RECORDED_BYTES = 256 * 10**6
+MAX_RECORDED_BYTES = 256 * 10**6
 SMALL_BYTES = 256 * 10**6
 
 log = logging.getLogger(__name__)
@@ -200,8 +200,8 @@ def _times_steps(executor: DeviceExecutor, limits: SchedulerSettings, *, is_cuda
     has_graphs, limit_ms = bool(executor.prefill.graphs), limits.max_step_ms
     if 0 < limit_ms < inf and not has_graphs:
         raise ConfigError(
-            "max_step_ms needs prefill graphs, whose times are measured; leave it out (--max-step-ms), or turn graphs "
-            "on (--graphs prefill=full)"
+            "max_step_ms needs prefill graphs to measure step times; leave it out (--max-step-ms), or turn graphs on "
+            "(--graphs prefill=full)"
         )
     return has_graphs and limit_ms < inf and (is_cuda or limit_ms > 0)
 
@@ -235,7 +235,7 @@ def build_executor(
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
     if resolved.limits.max_num_batched_tokens < limits.max_num_batched_tokens:
         log.warning(
-            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            "a step on a CPU has at most %d tokens, not %d: longer prompts take several (--max-num-batched-tokens)",
             resolved.limits.max_num_batched_tokens,
             limits.max_num_batched_tokens,
         )
@@ -280,7 +280,7 @@ def resolve(
     folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
 ) -> Resolved:
     """On a CPU only small models get graphs by default: recordings hold every temporary and save no time."""
-    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
+    is_large = not is_cuda and model.parameter_bytes() > MAX_RECORDED_BYTES
     if is_large and not settings.graphs:
         settings = replace(settings, enforce_eager=True)
     limits = limits.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)

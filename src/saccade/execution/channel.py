@@ -307,6 +307,6 @@ def _encode_reply(reply: RankReply) -> bytes:
     if len(data) <= MAX_REPLY_BYTES:
         return data
     if not isinstance(reply, Done):
-        raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the most is {MAX_REPLY_BYTES}")
-    error = f"SaccadeError: the answer has {len(data)} bytes; the most is {MAX_REPLY_BYTES}"
+        raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the limit is {MAX_REPLY_BYTES}")
+    error = f"SaccadeError: the answer has {len(data)} bytes; the limit is {MAX_REPLY_BYTES}"
     return msgpack.encode(Done(reply.sequence, OrderOutcome(error=error)))

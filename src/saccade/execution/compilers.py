@@ -70,7 +70,7 @@ class CompileProcesses:
             sleep(POLL_S)
         num_failed = sum(each.poll() != 0 for each in self._processes)
         if num_failed:
-            log.warning("%d of %d processes that compile kernels failed: the start takes longer", num_failed, total)
+            log.warning("%d of %d compile processes failed, so this start takes longer", num_failed, total)
         self.close()
 
     def note_started(self) -> None:

@@ -11,7 +11,7 @@ from saccade.execution.state import DeviceState
 from saccade.models.vlm import Model
 
 SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # of rows: those that take an earlier step's token, and those of images
-MOST_BLOCKS = 3  # per context
+MAX_BLOCKS = 3  # per context
 
 
 def chance_from(rng: torch.Generator) -> np.random.Generator:
@@ -37,13 +37,13 @@ def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], 
 def example_rows(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
     """One row per request, after contexts of random lengths, some of several blocks."""
     count, chance = sum(lengths), chance_from(rng)
-    blocks = max(1, min(MOST_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
+    blocks = max(1, min(MAX_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
     contexts = chance.integers(1, blocks * state.block_size + 1, count)
     return {
         **_tokens(model, state, count, chance),
         "positions": np.tile(contexts - 1, (3, 1)),
         "query_start": np.arange(count + 1),
-        "sequences": state.some_sequences(count, rng),
+        "sequences": state.example_sequences(count, rng),
         **_places(state, (1,) * count, contexts.tolist(), chance),
     }
 

@@ -227,7 +227,7 @@ class DeviceExecutor:
     def sample(self, orders: SampleTokens) -> None:
         """Samples and scores after the newest run, whose ticket gets the results."""
         ticket = self._ticket
-        assert ticket is not None, "there was no run to sample from"
+        assert ticket is not None, "no run to sample from"
         self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
@@ -294,7 +294,7 @@ class DeviceExecutor:
             try:
                 torch.cuda.synchronize(self._model.place.device)
             except Exception as error:
-                raise EngineDeadError(f"the GPU does not go on: {_first_line(error)}") from error
+                raise EngineDeadError(f"the GPU cannot continue: {_first_line(error)}") from error
 
     def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
         mode = self.settings.modes[switch]

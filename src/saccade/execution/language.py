@@ -86,7 +86,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
         rows = torch.randint(0, trunk_TD.shape[0], (count,), generator=rng)
-        return {"rows": rows, "sequences": state.some_sequences(count, rng)}
+        return {"rows": rows, "sequences": state.example_sequences(count, rng)}
 
     def set_up(values: Mapping[str, Any]) -> None:
         """Sets all rows, because a prefill leaves arbitrary values in padding."""

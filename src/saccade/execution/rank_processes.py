@@ -58,18 +58,18 @@ class RankProcesses:
         """Returns once the processes run; `wait_ready` waits for their executors."""
         assert plan.num_ranks > 1, "one rank needs no others"
         self._plan, self._on_death = plan, on_death
-        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._hear)
+        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._on_reply)
         self._store_fd = os.memfd_create("saccade-store")
-        self._agreement, self._noting = Agreement(plan.num_ranks), threading.Lock()
+        self._agreement, self._agreement_lock = Agreement(plan.num_ranks), threading.Lock()
         self._facts: dict[int, Any] = {}
         self._last_words: dict[int, NotStarted] = {}
         self._suspicion: str | None = None
         self._error: SaccadeError | None = None
         self._has_started, self._is_dead, self._is_closing = threading.Event(), threading.Event(), threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._started_at = self._looked_at = monotonic()
+        self._started_at = self._checked_at = monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._watcher = threading.Thread(target=self._live, name="rank watcher", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
         self._has_started.wait()
         try:
@@ -104,7 +104,7 @@ class RankProcesses:
     def send(self, order: object) -> int:
         """Returns the order's number, for `record`. Waits only if a rank is far behind."""
         self.check()
-        assert self._are_ready, "orders are for ranks that are ready"
+        assert self._are_ready, "orders were sent before the ranks were ready"
         try:
             return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
         except (ReaderGoneError, ReaderBehindError) as error:
@@ -113,7 +113,7 @@ class RankProcesses:
     def record(self, number: int, outcome: OrderOutcome) -> None:
         """Records what rank 0 did with an order. Every order must be recorded, in any order."""
         self.check()
-        with self._noting:
+        with self._agreement_lock:
             why = self._agreement.note(0, number, outcome, monotonic())
         if why is not None:
             self._suspect(why)
@@ -126,7 +126,7 @@ class RankProcesses:
             self.check()
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
-                raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
+                raise TimeoutError(f"rank {behind} did not finish step {number} in {timeout_s:g} s")
             self._sender.wait(deadline - monotonic())
         self.check()
 
@@ -184,7 +184,7 @@ class RankProcesses:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
-    def _hear(self, rank: int, reply: RankReply) -> None:
+    def _on_reply(self, rank: int, reply: RankReply) -> None:
         match reply:
             case RankReady(facts=facts):
                 self._facts[rank] = facts
@@ -192,19 +192,19 @@ class RankProcesses:
                 self._last_words[rank] = reply
                 self._wake()
             case Done(sequence=sequence, outcome=outcome):
-                with self._noting:
+                with self._agreement_lock:
                     why = self._agreement.note(rank, sequence, outcome, monotonic())
                 if why is not None:
                     self._suspicion = self._suspicion or why
                     self._wake()
 
-    def _live(self) -> None:
+    def _watch(self) -> None:
         try:
             self._start_all()
             self._has_started.set()
             while not self._is_closing.is_set():
                 self._wait_for_news()
-                if (error := self._look(monotonic())) is not None:
+                if (error := self._find_problem(monotonic())) is not None:
                     self._die(error)
                     return
             if self._are_ready:  # a rank that is still building does not listen, and may be waiting for rank 0
@@ -212,7 +212,7 @@ class RankProcesses:
                 self._wait_for_exits(EXIT_S)
         except Exception as error:  # otherwise the ranks would go unwatched
             traceback.print_exc()
-            self._die(EngineDeadError(f"the ranks cannot be watched: {type(error).__name__}: {error}"))
+            self._die(EngineDeadError(f"the rank watcher failed: {type(error).__name__}: {error}"))
         finally:
             self._kill()
             self._has_started.set()
@@ -259,7 +259,7 @@ class RankProcesses:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
 
-    def _look(self, now: float) -> SaccadeError | None:
+    def _find_problem(self, now: float) -> SaccadeError | None:
         """Why the ranks cannot continue. Looks for dead ranks first, because they cause other problems."""
         codes = self._exit_codes()
         self._sender.collect()  # after reading the exit codes: last words are sent before the exit
@@ -285,7 +285,7 @@ class RankProcesses:
             return f"{self._name(rank)} has closed its end of the channel{when}"
 
     def _why_stuck(self, now: float) -> str | None:
-        with self._noting:
+        with self._agreement_lock:
             return self._agreement.stuck(now, self._stuck_s) or self._agreement.waiting(now, self._plan.answer_s)
 
     @property
@@ -294,11 +294,11 @@ class RankProcesses:
 
     def _why_silent(self, now: float) -> str | None:
         limit_s = self._plan.answer_s
-        overslept = now - self._looked_at > limit_s / 2
-        self._looked_at = now
+        was_suspended = now - self._checked_at > limit_s / 2
+        self._checked_at = now
         if not limit_s:
             return None
-        if overslept:  # this process was suspended, and the others may have been too
+        if was_suspended:  # and so may the ranks have been
             self._sender.forgive(now)
         for rank in self._processes:
             if self._sender.silent_s(rank, now) > limit_s:

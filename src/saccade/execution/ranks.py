@@ -117,7 +117,7 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
     if allows_shared_gpu():
         return (first,) * size
     raise ConfigError(
-        f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
+        f"{size} ranks need {size} GPUs, starting at cuda:{first}; this machine has {count} "
         "(--tensor-parallel-size, --device)"
     )
 
@@ -140,8 +140,8 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
         other = next((rank for rank, digest in enumerate(found) if digest != found[0]), 0)
         if other:
             raise GraphError(
-                f"rank {other} got other results than rank 0 from the same {runner.phase.name} pass; they would answer "
-                "different tokens"
+                f"rank {other} and rank 0 got different results from the same {runner.phase.name} pass, so they would "
+                "sample different tokens"
             )
 
 

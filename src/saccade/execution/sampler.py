@@ -85,7 +85,7 @@ def _example(state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator)
     for name in floats.keys() & FILTERS:
         floats[name] = np.where(chosen == name, floats[name], FLOATS[name])
     return {
-        "sequences": state.some_sequences(count, rng),
+        "sequences": state.example_sequences(count, rng),
         "seeds": chance.integers(0, 2**62, count),
         "counters": chance.integers(0, 2**20, count),
         "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),

@@ -40,7 +40,7 @@ ShouldStop = Callable[[], bool]
 Found = tuple[list[OutputDifference], dict[str, Tensor]]
 
 MAX_RECORDS = 256
-MOST_DUE = 2  # records drawn by chance but not yet assigned to a replay
+MAX_DUE = 2  # records drawn by chance but not yet assigned to a replay
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -73,12 +73,12 @@ class Mismatch:
         """Text for clients, which does not name the file."""
         more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
         return (
-            f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
+            f"graph [{self.key}] is out of service: it differs from an eager run of inputs {self.digest}: "
             f"{self.differences[0]}{more}"
         )
 
     def __str__(self) -> str:
-        kept = "could not be kept" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
+        kept = "could not be saved" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
         return f"{self.reason}. Its batches run without it; the inputs {kept}"
 
 
@@ -123,8 +123,8 @@ class Shadow:
 
     def wants(self, key: GraphKey) -> bool:
         """Whether to record this replay. Chance decides how many; recently recorded graphs may yield to rarer ones."""
-        self._due = min(self._due + (self._chance.random() < self._share), MOST_DUE)
-        if self._due == 0 or (self._due < MOST_DUE and self._share < 1 and self._is_recent(key)):
+        self._due = min(self._due + (self._chance.random() < self._share), MAX_DUE)
+        if self._due == 0 or (self._due < MAX_DUE and self._share < 1 and self._is_recent(key)):
             return False
         self._due -= 1
         self._recorded[key] = None
@@ -144,14 +144,14 @@ class Shadow:
             return None
         try:
             with _Interruptible(should_stop, record.runner.phase.arena.device):
-                found = self._judge(record)
+                found = self._compare(record)
         except CheckStoppedError:
-            self._put_off(record)
+            self._postpone(record)
             return None
         except Exception as error:
             self.count(record.key.phase, "failed")
             return error
-        mismatch = None if found is None else self._condemn(record, *found)
+        mismatch = None if found is None else self._report(record, *found)
         record.cached = None  # the slab keeps the record, and so this memory, until its place is reused
         return mismatch
 
@@ -171,7 +171,7 @@ class Shadow:
                 return record
         return None
 
-    def _put_off(self, record: ReplayRecord) -> None:
+    def _postpone(self, record: ReplayRecord) -> None:
         """Puts the record first in line for a later check."""
         self.count(record.key.phase, "interrupted")
         record.is_begun = True
@@ -186,7 +186,7 @@ class Shadow:
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
 
-    def _judge(self, record: ReplayRecord) -> Found | None:
+    def _compare(self, record: ReplayRecord) -> Found | None:
         """The differences and the eager results, or None if there is nothing to report."""
         if record.cached is None:
             record.cached = self._cached(record)
@@ -221,7 +221,7 @@ class Shadow:
         rows = outputs["rows"]
         return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
 
-    def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
+    def _report(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
         digest = digest_of({**record.inputs, **record.reads}, record.arrays)

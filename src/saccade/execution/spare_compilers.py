@@ -12,7 +12,7 @@ from saccade.processes import start_python
 
 COMPILER = "saccade.dry_run.compile_process"
 GPUS = Path("/dev/nvidiactl")
-MOST_PROCESSES = 12  # there are about 60 kernels, and the slowest takes a tenth of the total time
+MAX_PROCESSES = 12  # there are about 60 kernels, and the slowest takes a tenth of the total time
 SPARED_CORES = 2
 HOST_BYTES = 3 * 2**30  # host memory that one process may need
 STARTED = "started"  # a folder with an empty file for each engine configuration whose kernels are on disk
@@ -67,7 +67,7 @@ def end_compilers(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 def room_for_compilers() -> int:
     """How many compile processes the machine's cores and memory allow."""
-    return max(0, min(MOST_PROCESSES, (os.cpu_count() or 1) - SPARED_CORES, available_bytes() // HOST_BYTES))
+    return max(0, min(MAX_PROCESSES, (os.cpu_count() or 1) - SPARED_CORES, available_bytes() // HOST_BYTES))
 
 
 def available_bytes() -> int:

@@ -54,7 +54,7 @@ class DeviceState:
         """Bytes of one row of the encoder cache, over all levels."""
         return 0 if self.vision_rows is None else self.vision_rows[:, 0].nbytes
 
-    def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
+    def example_sequences(self, count: int, rng: torch.Generator) -> Tensor:
         """Distinct random sequences, for examples."""
         return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
 

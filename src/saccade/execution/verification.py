@@ -49,13 +49,13 @@ def verify_graphs(
     """Returns a row for every phase, bucket and sequence, or none without graphs. `progress(phase, done, total)` is
     called before the first graph and after each."""
     rows: list[VerifyRow] = []
-    count = _Count(executor, is_short, progress)
+    count = _GraphCount(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
         encoder = executor.encoder
-        with _unseen(runner):
+        with _uncounted(runner):
             chosen = chosen_buckets(runner, is_short=is_short)
             found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
@@ -65,7 +65,7 @@ def verify_graphs(
     return VerifyReport(tuple(rows))
 
 
-class _Count:
+class _GraphCount:
     """Counts finished graphs. Verification runs vision graphs `twice`, on generic rows and on images and videos."""
 
     def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
@@ -98,12 +98,12 @@ def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: Para
 
 def _require(group: ParallelGroup, problem: str) -> None:
     """Raises on all ranks if any has a problem. An error before a sum shows on every rank."""
-    told = [each.decode() for each in group.gather(problem.encode())]
-    ranks = [rank for rank, each in enumerate(told) if each]
+    problems = [each.decode() for each in group.gather(problem.encode())]
+    ranks = [rank for rank, each in enumerate(problems) if each]
     if not ranks:
         return
     who = "" if group.size == 1 else f"on rank {', '.join(map(str, ranks))} of {group.size}: "
-    raise GraphError(f"{who}{told[ranks[0]]}. {NOT_SERVING}")
+    raise GraphError(f"{who}{problems[ranks[0]]}. {NOT_SERVING}")
 
 
 def _describe_wrong(report: VerifyReport) -> str:
@@ -112,7 +112,7 @@ def _describe_wrong(report: VerifyReport) -> str:
         return ""
     first = wrong[0]
     return (
-        f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
+        f"graph [{first.key}] differs from an eager run in sequence {first.sequence!r}: {first.problem}; "
         f"{len(wrong)} of {len(report.rows)} checks failed"
     )
 
@@ -143,12 +143,12 @@ def audit_graphs(
 ) -> AuditReport:
     """Finds what graphs froze: a row per bucket, and per phase one for a replay and one for the exact tier."""
     rows: list[AuditRow] = []
-    count = _Count(executor, is_short, progress, twice=False)
+    count = _GraphCount(executor, is_short, progress, twice=False)
     for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        with _unseen(runner):
+        with _uncounted(runner):
             rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
@@ -164,7 +164,7 @@ def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
+def _verify_grids(encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
     """Compares images of equal rows but other heights and widths (positions, windows), videos and repeated images."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
@@ -218,7 +218,7 @@ def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, An
 
 
 @contextmanager
-def _unseen(runner: GraphRunner) -> Iterator[None]:
+def _uncounted(runner: GraphRunner) -> Iterator[None]:
     """Keeps the replays and captures in its context out of the statistics, and drops exact graphs afterwards."""
     stats, runner.stats = runner.stats, GraphStats()
     replays = {graph.key: graph.num_replays for graph in runner.graphs}

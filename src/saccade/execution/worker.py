@@ -37,10 +37,10 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
-MAX_HEARD = 4  # per check on a running step
+MAX_POLLED = 4  # per check on a running step
 COMPILE_POLL_MS = 2
 BURST_GAP_S = 0.004  # requests that arrive closer together form a burst, and share a step
-SOON_MS = 200  # to wait for the first command before importing packages
+FIRST_COMMAND_MS = 200  # to wait for the first command before importing packages
 IDLE_MS = 500  # without a command before idle work, which can delay a request by up to about 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
@@ -86,15 +86,15 @@ class Worker:
             self._last_add = None
             if self._engine.has_work:
                 self._is_checked = False
-                self._note(self._engine.step(self._hear))
+                self._note(self._engine.step(self._poll_commands))
             if self._news:
                 self._tell(messages.Updates(self._news))
                 self._news = []
 
-    def _hear(self) -> bool:
+    def _poll_commands(self) -> bool:
         """Takes commands while a step runs. Returns whether to launch the requests that arrived right behind it. Waits
         for the end of a burst, because a step for its first request alone would delay the others."""
-        self._take_waiting(most=MAX_HEARD)
+        self._take_waiting(most=MAX_POLLED)
         self._add_compiled()
         return self._last_add is not None and monotonic() - self._last_add >= BURST_GAP_S
 
@@ -281,7 +281,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
     built: Built | None = None
     compiling: CompileProcesses | None = None
     try:
-        if not commands.poll(SOON_MS):
+        if not commands.poll(FIRST_COMMAND_MS):
             import_packages()  # while the parent looks for the model
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
@@ -289,8 +289,8 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
         if device.type == "cuda":
             tell(messages.Stage("importing packages"))
         compiling = start_compiling(start, device, spares)
-        with ThreadPoolExecutor(1) as beside:  # reading a tokenizer takes half a second and releases the GIL
-            processor = beside.submit(Processor.from_folder, Path(start.folder))
+        with ThreadPoolExecutor(1) as reader:  # reading a tokenizer takes half a second and releases the GIL
+            processor = reader.submit(Processor.from_folder, Path(start.folder))
             import_packages()
         gc.freeze()  # packages have hundreds of thousands of objects, which collections before captures need not scan
         built = _build(start, processor.result(), tell, die, compiling)

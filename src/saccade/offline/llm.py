@@ -58,7 +58,7 @@ class LLM:
         own = {each.name for each in fields(EngineSettings)}
         known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
-            raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known settings are {', '.join(sorted(known))}")
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)

@@ -29,7 +29,7 @@ def list_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping) or _is_ids(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise _no_prompt(prompts)
+        raise _not_a_prompt(prompts)
     return list(prompts)
 
 
@@ -51,7 +51,7 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
         message = f"sampling_params must be SamplingParams; got a {type(wrong).__name__}"
         raise RequestError(message, param="sampling_params")
     if len(chosen) != num_prompts:
-        raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or one")
+        raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or just one")
     return chosen
 
 
@@ -62,7 +62,7 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
     if _is_ids(prompt):
         return processor.tokens(_ids(prompt))
     if not isinstance(prompt, Mapping):
-        raise _no_prompt(prompt)
+        raise _not_a_prompt(prompt)
     given = prompt.get("multi_modal_data")
     if "prompt_token_ids" in prompt:
         if given:
@@ -70,9 +70,9 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
         return processor.tokens(_ids(prompt["prompt_token_ids"]))
     text = prompt.get("prompt")
     if not isinstance(text, str):
-        raise RequestError("a prompt that is a mapping has text under prompt, or prompt_token_ids", param="prompt")
+        raise RequestError("a prompt given as a mapping needs text in prompt, or prompt_token_ids", param="prompt")
     media = _list_media(given, text, processor) if given is not None else []
-    opened = [(kind, _opened(source)) for kind, source in media]
+    opened = [(kind, _with_path(source)) for kind, source in media]
     with _naming_files({f"media[{i}]": source for i, (_, source) in enumerate(opened)}):
         return processor.text(text, media=opened)
 
@@ -134,16 +134,16 @@ def _pair(item: Any) -> tuple[str, Any] | None:
 def with_files(messages: Any) -> Any:
     """Messages in which media given as file names become paths."""
     found = find_sources(messages)
-    return with_sources(messages, found, [_opened(ref.source) for _, _, ref in found])
+    return with_sources(messages, found, [_with_path(ref.source) for _, _, ref in found])
 
 
-def _opened(source: Any) -> Any:
+def _with_path(source: Any) -> Any:
     if isinstance(source, str):
         return source if source[:5].lower() == "data:" else _file(source)
     if isinstance(source, list | tuple):
-        return [_opened(frame) for frame in source]
+        return [_with_path(frame) for frame in source]
     if isinstance(source, Video):
-        return replace(source, frames=_opened(source.frames))
+        return replace(source, frames=_with_path(source.frames))
     return source
 
 
@@ -157,7 +157,7 @@ def _file(text: str) -> Path:
     if not is_there:
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         raise RequestError(
-            f"{shown!r} is neither a file that is there nor a data URL; remote media must be downloaded first",
+            f"{shown!r} is neither an existing file nor a data URL; remote media must be downloaded first",
             param="multi_modal_data",
             code="media_not_found",
         )
@@ -175,5 +175,5 @@ def _ids(tokens: Any) -> Any:
     return tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
 
 
-def _no_prompt(met: Any) -> RequestError:
-    return RequestError(f"a prompt is text, token ids or a mapping; got a {type(met).__name__}", param="prompt")
+def _not_a_prompt(found: Any) -> RequestError:
+    return RequestError(f"a prompt is text, token ids or a mapping; got a {type(found).__name__}", param="prompt")

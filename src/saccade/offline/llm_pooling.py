@@ -47,7 +47,7 @@ def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
     """Pairs one text with each of several, or equally many texts one by one."""
     firsts, seconds = _contents(first, "text_1"), _contents(second, "text_2")
     if len(firsts) not in (1, len(seconds)):
-        message = f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; give one, or as many"
+        message = f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; give one text_1, or as many as text_2"
         raise RequestError(message, param="text_1")
     return list(zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
 
