@@ -18,11 +18,9 @@ from saccade.execution.compilers import CompileJob
 from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.chat_messages import MediaKind
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
 from saccade.kernels.packages import import_anyway
-from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 from saccade.wire.sampling_params import MAX_LOGPROBS
@@ -83,11 +81,8 @@ def _outside_graphs(blueprint: Blueprint) -> None:
     """Turns pixels into patches, and edits and scores logits."""
     executor, state = blueprint.executor, blueprint.executor.state
     if executor.encoder is not None:
-        kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
-        kinds = {"image": executor.settings.images, "video": executor.settings.videos}
-        shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
-        pixels = StagedPixels(META, shapes)
-        for kind, shape in shapes.items():
+        pixels = StagedPixels(META, executor.encoder.shapes)
+        for kind, shape in executor.encoder.shapes.items():
             picture = warm_up_picture(kind, shape)
             pixels.patchify([picture], executor.encoder.graphs.phase.arena.rows("patches", picture.num_rows))
     sampling, edited_1V = state.sampling, state.edited[:1]

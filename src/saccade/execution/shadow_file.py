@@ -232,11 +232,9 @@ def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batc
 def _check_fits(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
     """Raises a ConfigError if this engine could not have written the file."""
     try:
-        there, known = (
-            runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays),
-            {**file.reads, **file.cached},
-        )
-        wrong = [name for name, tensor in there.items() if not _is_like(tensor, known[name])]
+        needed = runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays)
+        known = {**file.reads, **file.cached}
+        wrong = [name for name, tensor in needed.items() if not _is_like(tensor, known[name])]
     except (KeyError, IndexError, RuntimeError) as error:
         wrong = [str(error).partition("\n")[0]]
     if wrong:

@@ -51,14 +51,14 @@ class Encoder:
         self.graphs = GraphRunner(phase, graphs, lane_for(model.place.device))
         kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
         kinds = {"image": settings.images, "video": settings.videos}
-        self._shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
-        self._pixels = new_pixels(model.place.device, self._shapes)
+        self.shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
+        self._pixels = new_pixels(model.place.device, self.shapes)
         assert state.vision_rows is not None, "a model with a tower has rows for its images"
         self._longest = min(state.max_keys, state.vision_rows.shape[1] - settings.page_rows)
 
     @property
     def facts(self) -> VisionFacts:
-        frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
+        frames = {kind: shape.temporal_patch for kind, shape in self.shapes.items()}
         num_ranks = self._sharing.size
         return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
 
@@ -100,7 +100,7 @@ class Encoder:
     def warm_up(self) -> None:
         """Compiles the kernels that turn pixels into patches outside the vision graph. Runs them twice, because the
         first launch after compilation takes a different path from later ones."""
-        for kind, shape in (*self._shapes.items(),) * 2:
+        for kind, shape in (*self.shapes.items(),) * 2:
             picture = warm_up_picture(kind, shape)
             self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
 

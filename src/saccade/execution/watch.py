@@ -15,6 +15,8 @@ from saccade.wire import messages
 Answer = messages.Traced | messages.Profiled
 Question = messages.BeginTrace | messages.EndTrace | messages.StartProfile | messages.StopProfile
 
+NO_PROFILE = messages.Profiled(0, problem="no profile is running; POST /start_profile starts one")
+
 
 class Watch:
     """Takes one trace and one profile at a time. `check`, called between steps, ends them at their time limit."""
@@ -25,7 +27,7 @@ class Watch:
         self._profile_until: float | None = None
         self._profiler: profile | None = None
         self._folder = Path()
-        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+        self._written = NO_PROFILE
 
     def answer(self, question: Question) -> Answer:
         match question:
@@ -55,12 +57,12 @@ class Watch:
     def _start(self, asked: messages.StartProfile) -> str:
         """Starts a profile. Returns why it could not, or an empty string."""
         if self._profiler is not None:
-            return "a profile runs already; POST /stop_profile ends it"
+            return "a profile is already running; POST /stop_profile ends it"
         folder = Path(asked.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return f"{folder} cannot be made: {error.strerror} (--profile-folder)"
+            return f"{folder} cannot be created: {error.strerror} (--profile-folder)"
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
         self._profiler, self._folder = profile(activities=kinds, acc_events=False), folder
         self._profiler.start()
@@ -70,7 +72,7 @@ class Watch:
     def _stop(self) -> messages.Profiled:
         """Ends the running profile. Returns its file, or once that of a profile that reached its time limit."""
         found = self._written if self._profiler is None else self._write()
-        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+        self._written = NO_PROFILE
         return found
 
     def _write(self) -> messages.Profiled:
