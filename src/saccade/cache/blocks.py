@@ -13,8 +13,8 @@ class BlockPool:
 
     Invariant: block 0 takes the writes of padded rows and is never allocated. Every other block is either referenced
     (count >= 1) or free, so free + used == num_blocks - 1. A free block may be *kept*: its content can still be shared.
-    Blocks that are not kept are allocated first, then kept ones, least recently used first; `on_evict` is told of a
-    kept block before anybody can write to it.
+    Free blocks that are not kept are allocated first, then kept ones, least recently used first. `on_evict` is called
+    with a kept block before its new owner gets it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -30,7 +30,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # free and kept, least recently used first
-        self.kept: set[int] = set()  # their content outlives their last reference
+        self.kept: set[int] = set()  # blocks whose content outlives their last reference
 
     @property
     def num_free(self) -> int:
@@ -47,7 +47,7 @@ class BlockPool:
         return self._refs[block] == 0
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Blocks for one new owner; the caller must have checked `num_free`."""
+        """Blocks for a new owner. The caller must have checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
         taken = tuple(self._blank.pop() if self._blank else self._evict() for _ in range(count))
         for block in taken:
@@ -55,7 +55,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each; free blocks among them must be kept ones."""
+        """Add a reference to each block. Free blocks among them must be kept."""
         for block in blocks:
             if self._refs[block] == 0:
                 assert block in self._idle, f"block {block} is free and its content is not kept"
@@ -63,7 +63,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference to each, last first: the end of a sequence is less likely to be shared again."""
+        """Drop a reference to each block, last first: the end of a sequence is less likely to be shared again."""
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} is released more often than referenced"
             self._refs[block] -= 1
@@ -80,12 +80,12 @@ class BlockPool:
         self.kept.add(block)
 
     def forget(self) -> None:
-        """Evict all free kept blocks; `on_evict` is told of each."""
+        """Evict all kept blocks that are free."""
         while self._idle:
             self._blank.append(self._evict())
 
     def check(self, owned: Mapping[int, int] | None = None) -> None:
-        """Assert the invariant, and that the counts match `owned` (references by block)."""
+        """Assert the invariant, and that the reference counts equal `owned`."""
         blank, idle = set(self._blank), set(self._idle)
         used = {block for block, count in enumerate(self._refs) if count > 0}
         assert len(blank) == len(self._blank), f"a block is free twice: {sorted(self._blank)}"

@@ -1,4 +1,4 @@
-"""The arena: static buffers allocated once, and the only code that writes batches into them."""
+"""The arena: static buffers, allocated once, and the only code that writes batches into them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
 
-# Results that depend on sizes alone are cached, since sizes recur; bounded, since eager runs may bring any size.
+# Sizes recur, so what depends on them alone is cached; bounded, because eager runs may have any size.
 MAX_LAYOUTS = 1024
 MAX_SIZES = 4096
 
@@ -33,7 +33,7 @@ class Batch:
 
 
 class Arena:
-    """Static buffers of one lane, allocated at their largest before any capture and never grown.
+    """Static buffers, allocated at their limits before any capture and never grown.
 
     Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life. Rows,
     bridges and outputs start at the base of their own storage at every capacity. Metadata is packed into one slab, so
@@ -72,11 +72,11 @@ class Arena:
         return self._slab.nbytes + sum(storage.nbytes for storage in self._storages.values())
 
     def addresses(self) -> dict[str, int]:
-        """Where every storage starts; together with the capacity this fixes the address of every view."""
+        """The start of every storage. Together with a capacity these fix the address of every view."""
         return dict(zip(("metadata", *self._storages), self.pointers(), strict=True))
 
     def pointers(self) -> list[int]:
-        """The same without names, for comparison at every replay. Read anew each time, so a replaced storage shows."""
+        """`addresses` without names, compared at every replay. Never cached, so that a replaced storage is noticed."""
         return [self._slab.data_ptr(), *map(Tensor.data_ptr, self._storages.values())]
 
     def owns(self, tensor: Tensor) -> bool:
@@ -84,11 +84,11 @@ class Arena:
         return tensor.untyped_storage().data_ptr() in self.pointers()
 
     def storages(self) -> dict[str, Tensor]:
-        """Every storage at full length, by the names of `addresses`."""
+        """Every storage at full length, under the names of `addresses`."""
         return {"metadata": self._slab, **self._storages}
 
     def num_views(self, names: Sequence[str]) -> int:
-        """How many tensors, held by anyone, are views of these buffers now; arrays sharing their memory count too."""
+        """How many references these buffers' storages have: from views, whoever holds them, and from arrays on top."""
         return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class Arena:
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to be written in place; admitted like that, they are not copied."""
+        """The first rows of an input, to write in place. If they are passed to `admit`, `fill` does not copy them."""
         return self._fronts(name, count)
 
     def _first_rows(self, name: str, count: int) -> Tensor:
@@ -134,7 +134,7 @@ class Arena:
         return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
+        """Write a batch and its padding. Allocates nothing on the device; waits only for the copy three fills ago."""
         room = Capacity.of(capacity)
         if problem := self._misfits(batch.sizes, room):
             raise GraphError(f"batch of {batch.sizes} does not fit {room}: {problem}")
@@ -145,7 +145,7 @@ class Arena:
             layout.send(batch.arrays, self._staging, self._slab)
 
     def poison(self, capacity: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> None:
-        """Overwrite with NaN: the padded rows of a filled batch or, without sizes, every floating-point buffer."""
+        """Write NaN to the padded rows of floating-point inputs or, without `sizes`, to every floating-point buffer."""
         for name, view in self.views(capacity).items():
             buffer = self.buffers[name]
             if not view.is_floating_point() or (sizes is not None and buffer.role is not Role.INPUT):
@@ -179,7 +179,7 @@ class Arena:
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
     def _agreed_sizes(self, shapes: tuple[tuple[int, ...], ...]) -> Capacity:
-        """The size of every dimension, on which all inputs (rows, then metadata) must agree."""
+        """The size of every dimension. All inputs must agree on it; `shapes` are those of rows, then of metadata."""
         sizes: dict[str, int] = {}
         by_name = dict(zip((b.name for b in (*self._rows, *self._metadata)), shapes, strict=True))
         for name, buffer in self._inputs.items():

@@ -1,4 +1,4 @@
-"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
+"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and starts the next."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from saccade.graphs.nodes import Node, Recording, describe
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call between two pieces: made anew at every replay, on bridge buffers."""
+    """A call between two pieces, made at every replay on the same bridge buffers."""
 
     fn: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Tape:
             self.steps.append(piece)
 
     def _check_static(self, fn: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
-        """A tensor made inside a piece belongs to the pool, which may reuse its memory: a replay must not read it."""
+        """Refuse temporaries: they belong to the pool, which may reuse their memory before the call reads it."""
         for position, value in enumerate(args):
             if not isinstance(value, Tensor) or self._arena.owns(value):
                 continue

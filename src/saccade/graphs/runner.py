@@ -1,4 +1,4 @@
-"""Runs a phase: fills the buffers, replays the chosen graph, hands the outputs over."""
+"""Runs a phase: fills the buffers, replays the chosen graph, and hands over the outputs."""
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
@@ -37,17 +37,17 @@ class Observer(Protocol):
     """Sees every pass of `GraphRunner.run` and `obey`, in order. It must neither wait nor raise."""
 
     def before(self, batch: Batch, key: GraphKey | None) -> None:
-        """The batch is about to be replayed in the graph of this key; None: to be run eagerly."""
+        """The batch is about to be replayed in the graph of this key or, with None, to run eagerly."""
         ...
 
     def after(self, outputs: Outputs) -> None:
-        """Valid rows of the outputs, which the next pass overwrites."""
+        """Gets the valid rows of the outputs, which the next pass overwrites."""
         ...
 
 
 class GraphRunner:
-    """Runs a phase. The catalogue knows its graphs and decides; a decision not to replay has a reason and is counted.
-    `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
+    """Runs a phase. The catalogue knows its graphs and decides; every decision not to replay has a reason and is
+    counted. `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
 
     def __init__(self, phase: Phase, settings: GraphSettings | None = None, lane: Lane | None = None) -> None:
         self.phase = phase
@@ -58,8 +58,8 @@ class GraphRunner:
         self.selfcheck: float | None = None  # the largest difference found by the last verification
         self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self.last: GraphKey | str = ""  # how the last batch ran: its graph's key, or eagerly
-        self.last_rows = 0  # that it had, without padding
+        self.last: GraphKey | str = ""  # how the last batch ran: the key of its graph, or "... eager ..."
+        self.last_rows = 0  # rows of the last batch, without padding
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = _OneUser(phase.name, self.lane.lock)
@@ -89,7 +89,7 @@ class GraphRunner:
 
     def capture_buckets(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
         """Capture every bucket, largest first, so that smaller ones fit into the memory of the largest. `largest_only`
-        captures just that one, to measure the memory that all of them need."""
+        captures only the largest, to measure the memory that all of them need."""
         if Tier.CAPACITY not in self.settings.tiers:
             return
         buckets = self.catalogue.shape.ordered[::-1][: 1 if largest_only else None]
@@ -103,8 +103,8 @@ class GraphRunner:
             self.catalogue.captured.add(key)
 
     def calibrate(self, num_rounds: int = 0) -> TierCosts:
-        """Time eager runs and replays of a few buckets; from then on the cheaper way is chosen. Small sizes are sampled
-        more densely: there an eager run turns from host-bound to device-bound."""
+        """Time eager runs and replays of a few buckets; from then on the catalogue chooses the cheaper. Small sizes are
+        sampled more densely, because there eager runs turn from host-bound to device-bound."""
         by_rows = self._timed_examples()
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
         self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
@@ -112,8 +112,8 @@ class GraphRunner:
         return costs
 
     def time_replays(self) -> None:
-        """Time replays alone, if there are graphs, so that a scheduler knows how long a step will take. In as many
-        rounds on every rank."""
+        """Time replays only, if there are graphs, so that a scheduler knows how long a step will take. The number of
+        rounds is fixed, because every rank must run equally many."""
         if not self._graphs:
             return
         by_rows = self._timed_examples(MOST_TIMED_ROWS)
@@ -144,7 +144,7 @@ class GraphRunner:
             self._add_exact(layout)
 
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
-        """Capture layouts that came often enough. Call only when idle, never on the path of a request."""
+        """Capture up to `limit` hot layouts. Call only when idle, never on the path of a request."""
         captured: list[GraphKey] = []
         while len(captured) < limit and (layout := self.catalogue.exact.next_pending()) is not None:
             self._add_exact(layout)
@@ -166,7 +166,7 @@ class GraphRunner:
             self._graphs.pop(key, None)
 
     def decide(self, batch: Batch) -> Decision:
-        """How a batch is to be run: pure, touches no device."""
+        """How a batch would run. A pure function that touches no device."""
         return self.catalogue.decide(batch.sizes, batch.structure)
 
     def run(self, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
@@ -175,7 +175,7 @@ class GraphRunner:
         return self.obey(None, values, consume)
 
     def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
-        """Run one batch as decided, or (None) as the catalogue decides now; `consume` as in `run`."""
+        """Run one batch as decided or, without a decision, as the catalogue chooses now. `consume` as in `run`."""
         with self._alone:
             batch = self.phase.arena.admit(values)
             if decision is None:
@@ -194,8 +194,8 @@ class GraphRunner:
     def eager(
         self, values: Mapping[str, Any], consume: Consume[Result], *, at: Capacity | None = None, poison: bool = False
     ) -> Result:
-        """Run one batch without a graph on the same buffers, unpadded or padded to a capacity. `poison` fills padded
-        rows with NaN, which must not matter."""
+        """Run one batch without a graph on the same buffers, unpadded or padded to `at`. `poison` fills padded rows
+        with NaN, which must not change valid ones."""
         with self._alone:
             batch = self.phase.arena.admit(values)
             return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
@@ -228,7 +228,7 @@ class GraphRunner:
         return self.phase.arena.admit(self.example_values(bucket))
 
     def example_values(self, bucket: Capacity) -> Mapping[str, Any]:
-        """The inputs of that batch."""
+        """The inputs of `example_for`."""
         rows = bucket[self.phase.rows]
         while rows:
             lengths = _lengths(rows, self.phase.typical or rows)
@@ -249,27 +249,27 @@ class GraphRunner:
     def record(
         self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
-        """Capture the body on the current buffers, without putting the graph into service."""
+        """Capture the body on the buffers as they are, without putting the graph into service."""
         phase = self.phase
         return capture(
             phase.body, key, phase.arena, self.lane, state=self.watched, structure=structure, is_warm=is_warm
         )
 
     def _capture_exact(self, layout: ExactLayout) -> CapturedGraph:
-        """Uses the boundaries alone: a batch's other metadata may say where results go, and a capture, which runs the
-        body, must not write there again."""
+        """Fills in the boundaries only, and padding for all other metadata: a batch's own may say where results go, and
+        a capture, which runs the body, must not write there again."""
         arena, key = self.phase.arena, layout.key
-        views = arena.views(key.capacity)  # rows keep their content: a capture depends on the structure alone
+        views = arena.views(key.capacity)  # rows keep their content: only the structure matters to a capture
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: frames keep it
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: the frame keeps it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
-        with torch.no_grad():  # on the current stream, which has reserved memory: nothing more may be allocated
+        with torch.no_grad():  # on the current stream, whose reserved memory suffices; another would allocate its own
             run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
-        """Without a bucket, at exactly the batch's size; a batch larger than the arena gets its own arena."""
+        """Without a bucket, runs at exactly the batch's size. A batch larger than the arena gets a temporary one."""
         arena, structure = self.phase.arena, None
         if bucket is None:
             bucket, structure = batch.sizes, batch.structure
@@ -313,9 +313,9 @@ class GraphRunner:
 
 
 class _OneUser:
-    """Guards a phase's buffers and the lane whose memory its graphs share: one batch at a time, by one thread, and not
-    re-entered by the consumer of the outputs. Phases of one lane may follow each other in one thread. A second user is
-    refused rather than made to wait, because it would find the buffers changed."""
+    """Guards a phase's buffers, and the lane whose memory its graphs share. A thread that holds the lane may run other
+    phases of the lane, but not the same phase again from the consumer of its outputs. A second user is refused, not
+    queued, because it would find the buffers changed."""
 
     def __init__(self, phase: str, lane: "RLock") -> None:
         self._phase, self._lane, self._buffers = phase, lane, Lock()

@@ -1,4 +1,4 @@
-"""What a graph depends on besides its arena: addresses of weights and caches, and the structure of modules."""
+"""What a graph depends on outside its arena: the addresses of weights and caches, and the structure of modules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from saccade.errors import AddressError
 
-Home = tuple[Any, Any]  # the container (dictionary or list) of an object, and its key there
+Home = tuple[Any, Any]  # the container of an object (dictionary or list), and its key there
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
 class Watched(Mapping[str, Tensor]):
-    """Named tensors, looked up anew in their containers each time, so that a replaced one is noticed. `links` are other
-    objects a capture relied on (submodules, a bias that is None, the training flag): each must stay the same object.
-    `sizes` are containers that must not grow, to notice parameters and hooks added later."""
+    """Named tensors, looked up in their containers each time, so that a replaced one is noticed. `links` are other
+    objects that a capture relied on (submodules, a bias that is None, the training flag): each must stay the same
+    object. `sizes` are containers whose length must not change, so that added parameters and hooks are noticed."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class Watched(Mapping[str, Tensor]):
         self._places = tuple(self._homes.values())
         self._joints = tuple(self._links.values())
         self._counted = tuple(self._sizes.values())
-        self._alive = [home[key] for home, key in self._joints]  # so that no other object gets the id of one of these
+        self._alive = [home[key] for home, key in self._joints]  # else their ids could be reused
 
     @classmethod
     def of_module(cls, module: nn.Module, name: str = "") -> "Watched":
-        """Its parameters and buffers, and what decides which of them are used."""
+        """A module's parameters and buffers, and its submodules, training flag and hooks."""
         homes: dict[str, Home] = {}
         links: dict[str, Home] = {}
         sizes: dict[str, Sized] = {}
@@ -60,7 +60,7 @@ class Watched(Mapping[str, Tensor]):
         return state if isinstance(state, Watched) else cls({name: (state, name) for name in state})
 
     def marks(self) -> list[int]:
-        """Current addresses, identities and sizes: equal lists mean that nothing moved."""
+        """Current addresses, identities and lengths. Equal lists mean that nothing moved or was replaced."""
         try:
             return [
                 *[home[key].data_ptr() for home, key in self._places],
@@ -72,7 +72,7 @@ class Watched(Mapping[str, Tensor]):
             return [*addresses, *(id(_found(place)) for place in self._joints), *map(len, self._counted)]
 
     def changes(self, before: Sequence[int]) -> list[str]:
-        """What changed since `marks` returned these."""
+        """What changed since `marks` returned `before`."""
         found = []
         names = [*self._homes, *self._links, *self._sizes]
         for i, (name, was, now) in enumerate(zip(names, before, self.marks(), strict=True)):
