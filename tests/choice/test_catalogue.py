@@ -73,7 +73,7 @@ class TestShape:
             if found is not None:
                 assert holds(found) and found["tokens"] == min(bucket["tokens"] for bucket in fitting)
             else:
-                assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
+                assert shape.misfit_in_largest(sizes) or not holds(shape.ordered[-1])
 
     def test_padded_rows_need_as_many_segments_as_their_longest_asks_for(self) -> None:
         sizes, room = Capacity.of(tokens=3, windows=1), Capacity.of(tokens=12, windows=3)

@@ -140,7 +140,7 @@ def test_falling_boundaries_are_seen_in_unsigned_arrays_too() -> None:
 
 def test_a_segment_longer_than_its_limit_is_refused() -> None:
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
-    with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5; the longest may be 4"):
+    with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5 tokens; the limit is 4"):
         Arena(buffers, {"tokens": 9, "windows": 9}, "cpu").admit({"x": torch.randn(7), "cu": [0, 2, 7]})
 
 
@@ -194,7 +194,7 @@ def test_poison_reaches_padding_only() -> None:
 
 
 BAD_BATCHES = [
-    ({"x": None}, "input 'x' is a NoneType; give a tensor"),
+    ({"x": None}, "input 'x' is a NoneType; pass a tensor"),
     ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
     ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
     ({"three": torch.zeros(5, dtype=torch.int64)}, r"'three' has shape \(5,\); the buffer is \(3, 'tokens'\)"),
@@ -206,7 +206,7 @@ BAD_BATCHES = [
     ({"cu": [0, 4]}, "boundaries 'cu' end at 4; the batch has 5 tokens"),
     ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, last, three"),
     ({"x": torch.zeros(5, 3, device="meta")}, r"input 'x' is on meta; the buffer is on cpu \(or pin it\)"),
-    ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; give the host's copy"),
+    ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; pass the host's copy"),
 ]
 
 

@@ -128,7 +128,7 @@ def test_a_body_that_waits_for_the_device_cannot_be_captured() -> None:
 
 
 def test_an_undeclared_output_is_named() -> None:
-    with pytest.raises(GraphError, match="body gave 'z'; the declared outputs are y"):
+    with pytest.raises(GraphError, match="body returned 'z'; declared outputs are y"):
         captured(lambda frame: {"z": frame["x"]}, Mode.FULL)
 
 
@@ -136,7 +136,7 @@ def test_a_regrown_buffer_is_refused_by_name() -> None:
     replay, arena = captured(lambda frame: {"y": frame["x"] * 2}, Mode.FULL)
     replay()
     arena._storages["x"] = torch.zeros(999)
-    with pytest.raises(AddressError, match=r"graph \[toy/full tokens=4\] .*: 'x' was at 0x\w+ and is at"):
+    with pytest.raises(AddressError, match=r"graph \[toy/full tokens=4\] .*: 'x' was at 0x\w+ and is now at"):
         replay()
 
 
@@ -161,7 +161,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Sequential], object], str]] = {
     "a parameter is added": (lambda module: module[0].register_parameter("more", _bias()), "'0._parameters' had 2"),
     "a hook is added": (
         lambda module: module[0].register_forward_hook(lambda *call: None),
-        "'0._forward_hooks' had 0 entries and has 1",
+        "'0._forward_hooks' had 0 entries and now has 1",
     ),
     "a hook before it is added": (
         lambda module: module.register_forward_pre_hook(lambda *call: None),

@@ -298,7 +298,7 @@ def test_a_graph_in_the_place_of_another_is_refused() -> None:
     runner = toy.make_runner()
     large, small = runner.graphs
     runner._graphs = {large.key: small, small.key: large}
-    with pytest.raises(GraphError, match=r"graph \[.* tokens=32\] is kept in the place of \[.* tokens=16\]"):
+    with pytest.raises(GraphError, match=r"graph \[.* tokens=32\] is stored under the key of \[.* tokens=16\]"):
         runner.run(toy.batch(5), copy_out)
 
 
@@ -571,8 +571,8 @@ class TestCosts:
 
     def test_replays_alone_are_timed_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         buckets = ((8, 4), (12, 4), (16, 4))
-        for most_rows, timed in ((12, [8, 12]), (4, [8])):
-            monkeypatch.setattr("saccade.graphs.runner.MOST_TIMED_ROWS", most_rows)
+        for max_rows, timed in ((12, [8, 12]), (4, [8])):
+            monkeypatch.setattr("saccade.graphs.runner.MAX_TIMED_ROWS", max_rows)
             runner = toy.make_runner(buckets=buckets)
             runner.time_replays()
             assert runner.catalogue.seconds is not None and runner.catalogue.costs is None

@@ -20,8 +20,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ConfigError(
-                f"{num_blocks} KV blocks of {block_size} tokens; at least 2 blocks (one is for padding) of at least "
-                "1 token are needed (--gpu-memory-utilization, --block-size)"
+                f"the KV cache has {num_blocks} blocks of {block_size} tokens; it needs at least 2 blocks (one is for "
+                "padding) of at least 1 token (--gpu-memory-utilization, --block-size)"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -94,8 +94,8 @@ class BlockPool:
         assert used | blank | idle == set(range(1, self.num_blocks)), "a block is lost, or padding was handed out"
         assert len(used) == self.num_used, f"{len(used)} blocks used, {self.num_used} counted"
         assert min(self._refs) >= 0, "a negative count"
-        assert idle <= self.kept, f"blocks {idle - self.kept} wait for reuse with nothing kept"
-        assert not (blank & self.kept), f"blocks {blank & self.kept} are kept but first in line"
+        assert idle <= self.kept, f"blocks {idle - self.kept} are queued for eviction but not kept"
+        assert not (blank & self.kept), f"blocks {blank & self.kept} are kept but would be allocated first"
         if owned is not None:
             counts = {block: self._refs[block] for block in used}
             assert counts == dict(owned), f"counted references {counts}, owned {dict(owned)}"

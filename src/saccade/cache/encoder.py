@@ -34,8 +34,8 @@ class EncoderIndex:
     def __init__(self, num_rows: int, page_rows: int, *, keeps_idle: bool = True) -> None:
         if page_rows < 1 or num_rows < 2 * page_rows:
             raise ConfigError(
-                f"an encoder cache of {num_rows} rows in pages of {page_rows}; at least 2 pages (one is for padding) "
-                "of at least 1 row are needed (--encoder-cache-tokens)"
+                f"the encoder cache has {num_rows} rows in pages of {page_rows}; it needs at least 2 pages (one is for "
+                "padding) of at least 1 row (--encoder-cache-tokens)"
             )
         self.page_rows = page_rows
         self._keeps_idle = keeps_idle
@@ -64,7 +64,7 @@ class EncoderIndex:
 
     def reserve(self, key: MediaKey, num_rows: int) -> Entry | None:
         """Make and hold an entry whose rows the caller will write. None, with nothing evicted, if there is no room."""
-        assert key not in self._entries, f"{key} is here already"
+        assert key not in self._entries, f"{key} already has an entry"
         num_pages = -(-num_rows // self.page_rows)
         if num_pages > len(self._free) + sum(len(entry.pages) for entry in self._idle):
             return None
@@ -110,7 +110,7 @@ class EncoderIndex:
         entries = [*self._entries.values(), *self._discarded]
         pages = sorted(self._free + [page for entry in entries for page in entry.pages])
         assert pages == list(range(1, self.num_pages)), f"pages are lost, used twice, or padding was used: {pages}"
-        assert all(key == entry.key for key, entry in self._entries.items()), "an entry under another's key"
+        assert all(key == entry.key for key, entry in self._entries.items()), "an entry is under another's key"
         idle = {entry for entry in entries if entry.num_holds == 0}
         assert idle == self._idle.keys(), "an idle entry cannot be evicted, or a held one can"
         assert all(len(e.pages) * self.page_rows >= e.num_rows for e in entries), "an entry lacks pages"

@@ -86,7 +86,7 @@ class Catalogue:
     def _explain_no_graph(self, sizes: Capacity, exact_key: GraphKey | None) -> Decision:
         bucket = self.shape.bucket_for(sizes)
         if Tier.CAPACITY in self.settings.tiers and self.shape.buckets and bucket is None:
-            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=self.shape.problem_with_all(sizes))
+            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=self.shape.misfit_in_largest(sizes))
         for key in (exact_key, None if bucket is None else self.key(bucket)):
             if key is not None and key in self.retired:
                 return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self.retired[key], padded_to=bucket)

@@ -70,12 +70,12 @@ def measure(
     return [Curve(tuple(found)) for found in points]
 
 
-_MOST_ROUNDS = 9
+_MAX_ROUNDS = 9
 _ENOUGH_S = 0.1
 
 
 def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:
-    return len(rounds) < _MOST_ROUNDS and sum(map(sum, rounds)) < _ENOUGH_S
+    return len(rounds) < _MAX_ROUNDS and sum(map(sum, rounds)) < _ENOUGH_S
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:

@@ -15,7 +15,7 @@ Structure = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 MAX_CANDIDATES = 1024  # layouts whose uses are counted; the least recently seen is forgotten first
 MAX_PENDING = 64  # hot layouts that wait until the engine is idle, with their boundaries
 WINDOW = 1024  # batches after which every count is halved, so that old layouts cool down
-HOTTER = 2  # times as often as the graph it replaces, so that equally frequent layouts do not thrash
+REPLACE_FACTOR = 2  # a layout must be used more than twice as often as the graph it replaces, or they would thrash
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ExactIndex:
         uses = self._uses.get(key, 0)
         if uses < self._settings.exact_after:
             return False
-        return not self.is_full or uses > HOTTER * self._uses[self._coldest()]
+        return not self.is_full or uses > REPLACE_FACTOR * self._uses[self._coldest()]
 
     def _coldest(self) -> GraphKey:
         """The least used graph; of equals, the least recently used."""

@@ -62,5 +62,5 @@ class PhaseShape:
                 return bucket
         return None
 
-    def problem_with_all(self, sizes: Capacity) -> str:
+    def misfit_in_largest(self, sizes: Capacity) -> str:
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""

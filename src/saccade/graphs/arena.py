@@ -62,7 +62,7 @@ class Arena:
         self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
         self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
         self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
-        self._fronts = lru_cache(MAX_SIZES)(self._first_rows)
+        self._row_views = lru_cache(MAX_SIZES)(self._first_rows)
         slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
@@ -101,7 +101,7 @@ class Arena:
 
     def rows(self, name: str, count: int) -> Tensor:
         """The first rows of an input, to write in place. If they are passed to `admit`, `fill` does not copy them."""
-        return self._fronts(name, count)
+        return self._row_views(name, count)
 
     def _first_rows(self, name: str, count: int) -> Tensor:
         buffer = self.buffers[name]
@@ -159,7 +159,7 @@ class Arena:
     def _as_tensor(self, buffer: Buffer, value: Any) -> Tensor:
         name = buffer.name
         if not isinstance(value, Tensor):
-            raise GraphError(f"input {name!r} is a {type(value).__name__}; give a tensor")
+            raise GraphError(f"input {name!r} is a {type(value).__name__}; pass a tensor")
         if value.dtype != buffer.dtype:
             raise GraphError(f"input {name!r} is {value.dtype}; the buffer is {buffer.dtype}")
         if value.device.type != self.device.type and not value.is_pinned():
@@ -168,7 +168,7 @@ class Arena:
         if value.numel() and not is_front and self.owns(value):
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
-                f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"
+                f"its own buffer, so filling would overwrite it: pass arena.rows({name!r}, count), or a copy"
             )
         return value
 
@@ -234,20 +234,20 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if isinstance(value, np.ndarray) and value.dtype == dtype:
         return value
     if isinstance(value, Tensor) and value.device.type != "cpu":
-        raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
+        raise GraphError(f"metadata {name!r} is on {value.device}; pass the host's copy, so that nothing waits")
     array = np.asarray(value)
     if array.dtype != dtype and array.size and dtype.kind in "iu":
         if not np.can_cast(array.dtype, np.int64):
             raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
         room, low, high = np.iinfo(dtype), array.min(), array.max()
         if low < room.min or high > room.max:  # it would silently wrap
-            met = low if low < room.min else high
-            raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
+            worst = low if low < room.min else high
+            raise GraphError(f"metadata {name!r} has {worst}; its buffer is {dtype} and holds {room.min} to {room.max}")
     return array
 
 
 def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) -> HostArray:
-    name, most = boundary.name, boundary.longest
+    name, limit = boundary.name, boundary.longest
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
     starts, ends = values[:-1], values[1:]
@@ -258,6 +258,6 @@ def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) ->
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {at + 1}; they must not decrease")
     if values[-1] != num_rows:
         raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {boundary.rows}")
-    if most and (longest := (ends - starts).max(initial=0)) > most:
-        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {most}")
+    if limit and (longest := (ends - starts).max(initial=0)) > limit:
+        raise GraphError(f"boundaries {name!r} have a segment of {longest} {boundary.rows}; the limit is {limit}")
     return values

@@ -84,12 +84,12 @@ def audit(
 ) -> AuditReport:
     """Audit captured buckets (all, or `buckets`), and exact graphs if that tier is on. Like verification it overwrites
     memory that requests read. `consume` takes results out of the buffers; `on_graph` is called after each bucket."""
-    rng, chance = torch.Generator().manual_seed(seed), set[Position]()
+    rng, noise = torch.Generator().manual_seed(seed), set[Position]()
     served = [graph for graph in runner.graphs if not graph.key.digest]
     served = [graph for graph in served if buckets is None or graph.key.capacity in buckets]
     rows = []
     for graph in served:
-        rows.append(_audit_graph(runner, graph, rng, chance))
+        rows.append(_audit_graph(runner, graph, rng, noise))
         on_graph()
     if served:
         smallest = min(served, key=lambda graph: graph.key.capacity[runner.phase.rows])
@@ -100,7 +100,7 @@ def audit(
     return AuditReport(tuple(rows))
 
 
-def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, chance: set[Position]) -> AuditRow:
+def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, noise: set[Position]) -> AuditRow:
     capacity, findings = graph.key.capacity, list[str]()
     findings += [f"moved since the capture: {change}" for change in graph.moved()]
     first, *others = _varied_values(runner, capacity, rng)
@@ -109,10 +109,10 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
         memory = MemoryMap(runner.phase.arena, capacity, runner.watched, runner.lane)
         findings += _undeclared(base, memory)
         for other in others:
-            if found := _frozen(runner, graph.key, memory, chance, base, first, other):
+            if found := _frozen(runner, graph.key, memory, noise, base, first, other):
                 findings += found
                 break
-        findings += _not_one_body(runner, graph.key, base, first)
+        findings += _body_differences(runner, graph.key, base, first)
     except UnreadableError:
         raise
     except GraphError as error:
@@ -143,7 +143,7 @@ def _frozen(
     runner: GraphRunner,
     key: GraphKey,
     memory: MemoryMap,
-    chance: set[Position],
+    noise: set[Position],
     base: list[Node],
     first: Values,
     other: Values,
@@ -152,14 +152,14 @@ def _frozen(
     hold whatever was on the stack. Repeated captures of the same inputs, with a different and with the same stack,
     reveal those bytes; `noise` collects their positions."""
     there = _captured_on(runner, key, other)
-    found = [one for one in differences(base, there, memory) if one.position not in chance]
+    found = [one for one in differences(base, there, memory) if one.position not in noise]
     if found and not _is_cpu(runner):
         ways: tuple[AbstractContextManager[Any], ...] = (_AnotherStack(), nullcontext())
         for way in ways:
             with way:
                 again = [(base, _captured_on(runner, key, first)), (there, _captured_on(runner, key, other))]
-            chance |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}
-        found = [one for one in found if one.position not in chance]
+            noise |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}
+        found = [one for one in found if one.position not in noise]
     return [str(one) for one in found[:MAX_FINDINGS]]
 
 
@@ -202,7 +202,7 @@ class _BoundsOfCapacity(Frame):
         return Frame(self.arena, self.capacity).longest(name)
 
 
-def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
+def _body_differences(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
     """Where a captured body launches other nodes than one that runs eagerly with host boundaries."""
     arena, capacity = runner.phase.arena, key.capacity
     arena.fill(arena.admit(values), capacity)

@@ -49,14 +49,14 @@ class CapturedGraph:
     def moved(self) -> list[str]:
         """Everything that has moved or been replaced since the capture, a sentence each."""
         then = zip(self._arena.addresses().items(), self._pointers, strict=True)
-        buffers = [f"{name!r} was at {was:#x} and is at {now:#x}" for (name, now), was in then if now != was]
+        buffers = [f"{name!r} was at {was:#x} and is now at {now:#x}" for (name, now), was in then if now != was]
         return buffers + self._state.changes(self._marks)
 
     def _refuse_moved(self) -> None:
         first = next(iter(self.moved()), "a buffer moved")
         raise AddressError(
-            f"since graph [{self.key}] was captured something has changed: {first} now; static buffers are allocated "
-            "once, weights stay in place and modules as they are: capture again after changing them"
+            f"graph [{self.key}] no longer matches what it was captured on: {first}; static buffers, weights and "
+            "modules must not be replaced after a capture: capture again"
         )
 
 

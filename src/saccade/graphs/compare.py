@@ -131,22 +131,22 @@ class _LastPlaceNoise(OperationMode):
         for leaf in leaves_of(result):
             if is_fresh(leaf, given) and leaf.is_floating_point() and leaf.numel():
                 if func.overloadpacket in _PRODUCTS:
-                    self._move_sums(leaf, *args[-2:])
-                self._move(leaf)
+                    self._perturb_sums(leaf, *args[-2:])
+                self._perturb(leaf)
         return result
 
-    def _move(self, tensor: Tensor) -> None:
-        steps = torch.randint(-1, 2, tensor.shape, generator=self._chance(tensor), device=tensor.device)
+    def _perturb(self, tensor: Tensor) -> None:
+        steps = torch.randint(-1, 2, tensor.shape, generator=self._generator(tensor), device=tensor.device)
         tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
 
-    def _move_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
+    def _perturb_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
         """Products sum in float32 or wider, and their rounding errors add up like a random walk."""
         precise = torch.promote_types(tensor.dtype, torch.float32)
         walk = torch.matmul(one.to(precise).square(), other.to(precise).square()).sqrt()
-        steps = torch.randn(tensor.shape, generator=self._chance(tensor), device=tensor.device, dtype=precise)
+        steps = torch.randn(tensor.shape, generator=self._generator(tensor), device=tensor.device, dtype=precise)
         tensor.add_((steps * walk * torch.finfo(precise).eps).to(tensor.dtype))
 
-    def _chance(self, tensor: Tensor) -> torch.Generator:
+    def _generator(self, tensor: Tensor) -> torch.Generator:
         device = tensor.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)

@@ -177,7 +177,7 @@ class UnreadableError(GraphError):
 
 def _call(name: str, *arguments: Any) -> None:
     if status := _driver(name)(*arguments):
-        raise UnreadableError(f"{name} failed with CUDA error {status}: the nodes of a graph cannot be read")
+        raise UnreadableError(f"{name} failed with CUDA error {status}: a graph's nodes cannot be read")
 
 
 @cache
@@ -185,8 +185,10 @@ def _driver(name: str) -> Any:
     try:
         return getattr(CDLL("libcuda.so.1"), name)
     except OSError as error:
-        raise UnreadableError(f"nodes of graphs are read through CUDA's driver, which is not there: {error}") from error
+        raise UnreadableError(
+            f"a graph's nodes are read through the CUDA driver, which did not load: {error}"
+        ) from error
     except AttributeError:
         raise UnreadableError(
-            f"nodes of graphs are read with {name}, which this driver does not have: update it"
+            f"a graph's nodes are read with {name}, which this CUDA driver does not have: update it"
         ) from None

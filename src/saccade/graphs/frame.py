@@ -56,7 +56,9 @@ class Frame(Mapping[str, Tensor]):
     def structure(self, name: str) -> HostArray:
         """The boundaries of a batch as host integers."""
         if self._structure is None:
-            raise GraphError(f"{name!r} is data in a capacity graph: its key does not cover it, so no host value may")
+            raise GraphError(
+                f"{name!r} is data in a capacity graph, whose key does not cover it: read its buffer, not host values"
+            )
         return self._structure[name]
 
     def longest(self, name: str) -> int:
@@ -82,7 +84,7 @@ def run_body(body: Body, frame: Frame) -> None:
     results = body(frame) or {}
     outputs = {name for name, buffer in frame.arena.buffers.items() if buffer.role is Role.OUTPUT}
     if unknown := results.keys() - outputs:
-        raise GraphError(f"body gave {sorted(unknown)[0]!r}; the declared outputs are {', '.join(sorted(outputs))}")
+        raise GraphError(f"body returned {sorted(unknown)[0]!r}; declared outputs are {', '.join(sorted(outputs))}")
     for name, result in results.items():
         store(frame[name], result, f"output {name!r}")
 
@@ -96,8 +98,8 @@ def store(buffer: Tensor, value: Tensor, what: str) -> None:
 
 def conform(value: Tensor, buffer: Tensor, what: str) -> Tensor:
     if value.numel() != buffer.numel() or value.dtype != buffer.dtype:
-        met, allowed = f"{tuple(value.shape)} {value.dtype}", f"{tuple(buffer.shape)} {buffer.dtype}"
-        raise GraphError(f"{what} is {met}; its buffer is {allowed}: element count and type must agree")
+        given, allowed = f"{tuple(value.shape)} {value.dtype}", f"{tuple(buffer.shape)} {buffer.dtype}"
+        raise GraphError(f"{what} is {given}; its buffer is {allowed}: number of elements and dtype must agree")
     return value.reshape(buffer.shape)
 
 

@@ -205,4 +205,4 @@ def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return
     if func.overloadpacket is aten.repeat_interleave and kwargs.get("output_size") is not None:
         return
-    raise CaptureError(f"{func} makes the host wait for a value on the device, which no graph can capture")
+    raise CaptureError(f"{func} makes the host wait for a value on the device, which a graph cannot capture")

@@ -29,7 +29,7 @@ Consume = Callable[[Outputs], Result]
 Progress = Callable[[int, int, GraphKey], None]
 
 NUM_TIMED_SIZES = 7
-MOST_TIMED_ROWS = 2048  # beyond, time grows in proportion
+MAX_TIMED_ROWS = 2048  # beyond this, time grows in proportion
 NUM_REPLAY_ROUNDS = 2
 
 
@@ -62,7 +62,7 @@ class GraphRunner:
         self.last_rows = 0  # rows of the last batch, without padding
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
-        self._alone = _OneUser(phase.name, self.lane.lock)
+        self._exclusive = _OneUser(phase.name, self.lane.lock)
 
     def key_of(self, batch: Batch) -> GraphKey:
         """The key of an exact graph for this batch's structure."""
@@ -97,7 +97,7 @@ class GraphRunner:
             key = self.catalogue.key(bucket)
             if progress:
                 progress(done, len(buckets), key)
-            with self._alone:
+            with self._exclusive:
                 self.phase.arena.fill(self.example_for(bucket), bucket)
                 self._graphs[key] = self._capture(key)
             self.catalogue.captured.add(key)
@@ -116,13 +116,13 @@ class GraphRunner:
         rounds is fixed, because every rank must run equally many."""
         if not self._graphs:
             return
-        by_rows = self._timed_examples(MOST_TIMED_ROWS)
+        by_rows = self._timed_examples(MAX_TIMED_ROWS)
         ways = [lambda rows: self._replay_in_bucket(by_rows[rows])]
         [self.catalogue.seconds] = measure(ways, list(by_rows), self._wait, NUM_REPLAY_ROUNDS)
 
-    def _timed_examples(self, most_rows: int | None = None) -> dict[int, Batch]:
+    def _timed_examples(self, max_rows: int | None = None) -> dict[int, Batch]:
         ordered = self.catalogue.shape.ordered
-        buckets = [one for one in ordered if most_rows is None or one[self.phase.rows] <= most_rows] or ordered[:1]
+        buckets = [one for one in ordered if max_rows is None or one[self.phase.rows] <= max_rows] or ordered[:1]
         last = len(buckets) - 1
         picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
         return {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
@@ -157,7 +157,7 @@ class GraphRunner:
     def capture_layout(self, layout: ExactLayout) -> int:
         """Capture an exact graph. Returns the bytes it added to its pool."""
         self.drop(layout.dropped)
-        with self._alone:
+        with self._exclusive:
             graph = self._graphs[layout.key] = self._capture_exact(layout)
         return graph.nbytes
 
@@ -176,7 +176,7 @@ class GraphRunner:
 
     def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
         """Run one batch as decided or, without a decision, as the catalogue chooses now. `consume` as in `run`."""
-        with self._alone:
+        with self._exclusive:
             batch = self.phase.arena.admit(values)
             if decision is None:
                 decision = self.catalogue.choose(batch.sizes, batch.structure)
@@ -196,13 +196,13 @@ class GraphRunner:
     ) -> Result:
         """Run one batch without a graph on the same buffers, unpadded or padded to `at`. `poison` fills padded rows
         with NaN, which must not change valid ones."""
-        with self._alone:
+        with self._exclusive:
             batch = self.phase.arena.admit(values)
             return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
 
     def replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
         """Replay a graph on a batch that fits it; `poison` as in `eager`."""
-        with self._alone:
+        with self._exclusive:
             return self._replay(key, batch, consume, poison=poison)
 
     def _replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
@@ -213,13 +213,13 @@ class GraphRunner:
         arena = self.phase.arena
         if key.digest and key != self.key_of(batch):
             raise GraphError(
-                f"graph [{key}] has a different structure from the batch, whose key is {self.key_of(batch)}"
+                f"graph [{key}] has a different structure from the batch, whose key is [{self.key_of(batch)}]"
             )
         arena.fill(batch, key.capacity)
         if poison:
             arena.poison(key.capacity, batch.sizes)
         if graph.key != key:
-            raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
+            raise GraphError(f"graph [{graph.key}] is stored under the key of [{key}]")
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 
@@ -333,7 +333,7 @@ class _OneUser:
 
 
 _RULE = (
-    "graphs have one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
+    "a graph has one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
 )
 
 

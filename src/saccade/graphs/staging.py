@@ -124,4 +124,4 @@ def numpy_dtype(buffer: Buffer) -> np.dtype[Any]:
     try:
         return np.dtype(str(buffer.dtype).removeprefix("torch."))
     except TypeError:
-        raise ConfigError(f"metadata {buffer.name!r} is {buffer.dtype}, which the host has no array for") from None
+        raise ConfigError(f"metadata {buffer.name!r} is {buffer.dtype}, which NumPy does not support") from None

@@ -209,9 +209,9 @@ class _Comparison:
         try:
             for values in batches:
                 at = capacity_of(values)
-                if harm := self._harm_of_padding(values, at):
+                if harm := self._padding_errors(values, at):
                     return wrong(_size(harm), f"padding matters: {harm[0]}")
-                expected = self._remembered(values, at, self._poison)
+                expected = self._cached_run(values, at, self._poison)
                 actual = {**run(values), **self._runner.phase.written(values)}
                 kept.append((actual, expected, values, at))
                 if found := self._differences(actual, expected, values, at):
@@ -225,7 +225,7 @@ class _Comparison:
         except GraphError as error:
             return wrong(float("inf"), str(error))
         except RuntimeError as error:
-            problem = f"the body fails on a batch that is padded to its bucket: {str(error).splitlines()[0]}"
+            problem = f"the body fails on a batch padded to its bucket: {str(error).splitlines()[0]}"
             return wrong(float("inf"), problem)
         return VerifyRow(key, name, len(batches), worst)
 
@@ -237,13 +237,13 @@ class _Comparison:
             return bit_differences(actual, expected)
         return self._beyond_error(actual, expected, values, at, self._poison)
 
-    def _harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
+    def _padding_errors(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
         """Outputs that change with the content of padding or, without `same_shape`, with its presence."""
         if at is None or (self._same_shape and not self._poison):
             return []
-        padded, found = self._remembered(values, at, False), []
+        padded, found = self._cached_run(values, at, False), []
         if self._poison:
-            found = self._beyond_error(self._remembered(values, at, True), padded, values, at, False)
+            found = self._beyond_error(self._cached_run(values, at, True), padded, values, at, False)
         if not found and not self._same_shape:
             found = self._beyond_error(padded, self._run(values, None, False), values, None, False)
         return found
@@ -255,7 +255,7 @@ class _Comparison:
             return []
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, poison)))
 
-    def _remembered(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
+    def _cached_run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         if self._known is None:
             return self._run(values, at, poison)
         key = id(values), at, poison
@@ -270,7 +270,7 @@ class _Comparison:
 
 
 _NOT_REPEATED = (
-    "eager runs of this batch differ from each other, too: a pass leaves something for the next, or a kernel is not "
+    "eager runs of this batch differ from each other as well: a pass leaves something for the next, or a kernel is not "
     "deterministic (name it in Phase.nondeterministic)"
 )
 

@@ -26,10 +26,10 @@ class Watched(Mapping[str, Tensor]):
         sizes: Mapping[str, Sized] | None = None,
     ) -> None:
         self._homes, self._links, self._sizes = dict(homes), dict(links or {}), dict(sizes or {})
-        self._places = tuple(self._homes.values())
-        self._joints = tuple(self._links.values())
-        self._counted = tuple(self._sizes.values())
-        self._alive = [home[key] for home, key in self._joints]  # else their ids could be reused
+        self._tensor_homes = tuple(self._homes.values())
+        self._link_homes = tuple(self._links.values())
+        self._containers = tuple(self._sizes.values())
+        self._alive = [home[key] for home, key in self._link_homes]  # else their ids could be reused
 
     @classmethod
     def of_module(cls, module: nn.Module, name: str = "") -> "Watched":
@@ -63,13 +63,13 @@ class Watched(Mapping[str, Tensor]):
         """Current addresses, identities and lengths. Equal lists mean that nothing moved or was replaced."""
         try:
             return [
-                *[home[key].data_ptr() for home, key in self._places],
-                *[id(home[key]) for home, key in self._joints],
-                *map(len, self._counted),
+                *[home[key].data_ptr() for home, key in self._tensor_homes],
+                *[id(home[key]) for home, key in self._link_homes],
+                *map(len, self._containers),
             ]
         except (AttributeError, KeyError, IndexError):
-            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_found, self._places))
-            return [*addresses, *(id(_found(place)) for place in self._joints), *map(len, self._counted)]
+            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_look_up, self._tensor_homes))
+            return [*addresses, *(id(_look_up(home)) for home in self._link_homes), *map(len, self._containers)]
 
     def changes(self, before: Sequence[int]) -> list[str]:
         """What changed since `marks` returned `before`."""
@@ -79,11 +79,11 @@ class Watched(Mapping[str, Tensor]):
             if was == now:
                 continue
             if i < len(self._homes):
-                found.append(f"{name!r} is gone" if now == 0 else f"{name!r} was at {was:#x} and is at {now:#x}")
+                found.append(f"{name!r} is gone" if now == 0 else f"{name!r} was at {was:#x} and is now at {now:#x}")
             elif i < len(self._homes) + len(self._links):
                 found.append(f"{name!r} was replaced")
             else:
-                found.append(f"{name!r} had {was} entries and has {now}")
+                found.append(f"{name!r} had {was} entries and now has {now}")
         return found
 
     def __or__(self, other: Mapping[str, Tensor]) -> "Watched":
@@ -126,8 +126,8 @@ def _is_empty(cell: Any) -> bool:
 _GONE = object()
 
 
-def _found(place: Home) -> Any:
+def _look_up(home: Home) -> Any:
     try:
-        return place[0][place[1]]
+        return home[0][home[1]]
     except (KeyError, IndexError):
         return _GONE
