@@ -179,6 +179,14 @@ def test_rows_written_in_place_are_not_copied() -> None:
         arena.rows("three", 2)
 
 
+def test_a_view_that_has_other_strides_in_a_larger_bucket_is_refused() -> None:
+    """Columns of a smaller bucket are packed more densely, so they are not the first columns of a larger one."""
+    arena = make_arena()
+    ready = {**values(3), "three": arena.views(Capacity.of(tokens=3, segments=2))["three"]}
+    with pytest.raises(GraphError, match=r"input 'three' of strides .* is a view of the arena"):
+        arena.admit(ready)
+
+
 def test_poison_reaches_padding_only() -> None:
     arena = make_arena()
     batch, capacity = arena.admit(values(5)), Capacity.of(tokens=8, segments=2)

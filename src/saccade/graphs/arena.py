@@ -164,7 +164,7 @@ class Arena:
             raise GraphError(f"input {name!r} is {value.dtype}; the buffer is {buffer.dtype}")
         if value.device.type != self.device.type and not value.is_pinned():
             raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
-        is_front = value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
+        is_front = not buffer.axis and value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
         if value.numel() and not is_front and self.owns(value):
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
