@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from saccade.config import Mode
 from saccade.errors import AddressError, CaptureError, GraphError
@@ -152,6 +153,17 @@ def test_a_moved_weight_is_refused_by_name(move: str) -> None:
     else:
         del module[0].weight
     with pytest.raises(AddressError, match=r"'0.weight'"):
+        replay()
+
+
+def test_captured_memory_outlives_a_parameter_that_gets_other_memory() -> None:
+    """The check for moved weights runs after the launch, so until then the old memory must not belong to others."""
+    module = nn.Linear(6, 6)
+    replay, _ = captured(lambda frame: {"y": frame["x"] + module.bias}, Mode.FULL, module)
+    old = StorageWeakRef(module.bias.untyped_storage())
+    module.bias.data = torch.randn(6)
+    assert not old.expired()
+    with pytest.raises(AddressError, match="'bias' was at"):
         replay()
 
 

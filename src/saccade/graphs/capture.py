@@ -27,7 +27,7 @@ class CapturedGraph:
         self.nbytes = 0
         self.num_replays = 0
         self.steps = tuple(steps)
-        self._keep_alive = tuple(state.values())
+        self._keep_alive = tuple(tensor.untyped_storage() for tensor in state.values())
         self._arena = frame.arena
         self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
