@@ -201,6 +201,13 @@ class TestExactIndex:
         index.begin(layout_of(3))
         assert index.add(key_of(3), 100) == (key_of(1),) and index.nbytes == 100, "all the room there is"
 
+    def test_a_pending_layout_that_was_captured_on_request_is_not_captured_again(self) -> None:
+        index = self.index()
+        index.see(key_of(1), Capacity.of(tokens=1), {})
+        index.begin(layout_of(1))
+        index.add(key_of(1), 60)
+        assert index.next_pending() is None
+
     def test_as_many_go_as_a_new_one_needs(self) -> None:
         index = self.index(exact_max_bytes=100)
         for number in (1, 2, 3):

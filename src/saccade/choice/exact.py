@@ -76,6 +76,7 @@ class ExactIndex:
 
     def begin(self, layout: ExactLayout) -> ExactLayout:
         """Drop the coldest graphs until one more fits. The layout is not tried again unless `add` accepts its graph."""
+        self._pending.pop(layout.key, None)
         self._refused[layout.key] = None
         if len(self._refused) > MAX_CANDIDATES:
             self._refused.popitem(last=False)
