@@ -64,7 +64,7 @@ def test_a_batch_and_its_padding_land_in_the_views() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 4), st.integers(0, 2))
-def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: int, more_segments: int) -> None:
+def test_padded_rows_form_their_own_segment(lengths: list[int], more_rows: int, more_segments: int) -> None:
     total = sum(lengths)
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="segments")]
     arena = Arena(buffers, {"tokens": 40, "segments": 9}, "cpu")
@@ -77,7 +77,7 @@ def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: i
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 15))
-def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int], padded: int) -> None:
+def test_padded_rows_are_split_into_segments_within_the_limit(lengths: list[int], padded: int) -> None:
     total = sum(lengths)
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
     arena = Arena(buffers, {"tokens": 40, "windows": 9}, "cpu")
@@ -95,8 +95,8 @@ def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int]
         assert arena.misfit(batch.sizes, too_few) == f"windows: {exact['windows']} > {exact['windows'] - 1}"
 
 
-def test_what_a_slab_held_before_never_shows() -> None:
-    """Host slabs are used in turn, by all capacities: every fill writes its own padding over what lay there."""
+def test_old_content_of_a_slab_never_shows() -> None:
+    """All capacities share the ring of host slabs: every fill overwrites old content with its own padding."""
     arena, rng = make_arena(), np.random.default_rng(5)
     capacities = [Capacity.of(tokens=t, segments=s) for t in (6, 11, 16) for s in (3, 5)]
     for _ in range(60):
@@ -112,15 +112,15 @@ def test_what_a_slab_held_before_never_shows() -> None:
         assert views["cu"].tolist() == given_values["cu"] + [capacity["tokens"]] * (capacity["segments"] - len(lengths))
 
 
-def test_the_host_writes_ahead_of_copies_that_still_run() -> None:
+def test_the_host_can_write_ahead_of_pending_copies() -> None:
     staging = Staging(4, torch.device("cpu"))
     turns = [staging.next_slab() for _ in range(2 * NUM_STAGING_SLABS)]
     assert len({turn for turn, _ in turns[:NUM_STAGING_SLABS]}) == NUM_STAGING_SLABS
     assert len({slab.ctypes.data for _, slab in turns}) == NUM_STAGING_SLABS
 
 
-def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
-    """Nothing that is remembered for a capacity may hide that a buffer moved."""
+def test_a_replaced_storage_is_filled_and_has_a_new_address() -> None:
+    """No cache may hide that a buffer moved."""
     arena, capacity = make_arena(), Capacity.of(tokens=8, segments=2)
     arena.fill(arena.admit(values(3)), capacity)
     before, old = arena.pointers(), arena._storages["x"]
@@ -133,7 +133,7 @@ def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
     assert arena.owns(arena.views(capacity)["x"]) and not arena.owns(old)
 
 
-def test_falling_boundaries_are_seen_in_unsigned_arrays_too() -> None:
+def test_decreasing_boundaries_are_found_in_unsigned_arrays_too() -> None:
     with pytest.raises(GraphError, match="fall from 3 to 2 at 2"):
         make_arena().admit({**values(2, 3), "cu": np.asarray([0, 3, 2, 5], dtype=np.uint32)})
 
@@ -219,7 +219,7 @@ BAD_BATCHES = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_BATCHES)
-def test_a_bad_batch_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_bad_batch_names_the_input(change: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         make_arena().admit({**values(2, 3), **change})
 
@@ -236,7 +236,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written() -> No
     batch = arena.admit(values(2, 3, 4))
     assert arena.misfit(batch.sizes, Capacity.of(tokens=9, segments=3)) is None
     assert arena.misfit(batch.sizes, Capacity.of(tokens=8, segments=3)) == "tokens: 9 > 8"
-    # one more row of padding needs one more segment to hold it
+    # a row of padding needs a segment of its own
     assert arena.misfit(batch.sizes, Capacity.of(tokens=10, segments=3)) == "segments: 4 > 3"
     with pytest.raises(GraphError, match="does not fit segments=3 tokens=10: segments: 4 > 3"):
         arena.fill(batch, Capacity.of(tokens=10, segments=3))
@@ -258,7 +258,7 @@ def test_a_bad_declaration_is_refused(buffers: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 + 7, -(2**31) - 1])
-def test_numbers_that_do_not_fit_their_buffer_are_refused(number: int) -> None:
+def test_numbers_outside_the_range_of_their_buffer_are_refused(number: int) -> None:
     """As an int32, 2**32 + 7 would be 7."""
     arena = Arena([metadata("slots", ("tokens",)), output("y", ("tokens",), torch.float32)], {"tokens": 4}, "cpu")
     for values in ([0, number], np.asarray([0, number]), torch.tensor([0, number])):
