@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
-MAX_REMEMBERED = 4096  # buckets cached by batch sizes, because sizes recur
+MAX_CACHED_SIZES = 4096  # batch sizes recur, so their buckets are cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PhaseShape:
     @cached_property
     def bucket_for(self) -> Callable[[Capacity], Capacity | None]:
         """The smallest bucket that holds a batch of these sizes, if any does."""
-        return lru_cache(MAX_REMEMBERED)(lambda sizes: self.bucket_for_all([sizes]))
+        return lru_cache(MAX_CACHED_SIZES)(lambda sizes: self.bucket_for_all([sizes]))
 
     def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
         """The smallest bucket that holds each of several batches, if any does."""

@@ -17,7 +17,7 @@ from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
 
-# Sizes recur, so what depends on them alone is cached; bounded, because eager runs may have any size.
+# Sizes recur, so whatever depends only on them is cached. The caches are bounded: eager runs may have any size.
 MAX_LAYOUTS = 1024
 MAX_SIZES = 4096
 

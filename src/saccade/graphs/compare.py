@@ -87,7 +87,7 @@ def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[
     if not right.is_floating_point():
         return _located(name, is_settled & ~is_same, lambda: float("inf"))
     distance = (found - plain).abs().where(is_number, 0)
-    last_place = torch.finfo(right.dtype).eps * plain.abs()  # four noisy runs move one element in 81 not at all
+    last_place = torch.finfo(right.dtype).eps * plain.abs()  # one element in 81 stays put in all four noisy runs
     error = _smoothed(torch.maximum((runs - plain).abs().amax(0), last_place).where(is_number, 0))
     allowed = ALLOWED_ERRORS * error
     is_wrong = torch.where(is_number, ~(distance <= allowed), is_settled & ~is_same)

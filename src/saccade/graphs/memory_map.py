@@ -9,7 +9,7 @@ from saccade.graphs.arena import Arena
 from saccade.graphs.lane import Lane
 
 TEMPORARY = "a temporary"
-DEEPEST = 64  # ranges that may start inside another, such as metadata buffers in their slab
+MAX_NESTED = 64  # ranges that start inside another, such as metadata buffers in their slab
 
 
 class MemoryMap:
@@ -32,7 +32,7 @@ class MemoryMap:
     def find(self, address: int) -> str | None:
         """The name and byte offset of the declared memory at an address, if any."""
         last = bisect_right(self._starts, address) - 1
-        for at in range(last, max(last - DEEPEST, -1), -1):
+        for at in range(last, max(last - MAX_NESTED, -1), -1):
             if address < self._stops[at]:
                 name, offset = self._names[at], address - self._starts[at]
                 return f"{name}+{offset}" if offset and name != TEMPORARY else name

@@ -37,10 +37,10 @@ class Tape:
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
-        self._views: Frame | None = None
+        self._frame: Frame | None = None
 
     def record(self, body: Body, frame: Frame) -> None:
-        self._views = frame
+        self._frame = frame
         self._lane.begin()
         try:
             run_body(body, frame)
@@ -55,12 +55,11 @@ class Tape:
     def outside(
         self, fn: Callable[..., Tensor], args: tuple[Any, ...], bridged: Mapping[str, Tensor], into: Tensor
     ) -> Tensor:
-        assert self._views is not None
+        assert self._frame is not None
         self._check_static(fn, args)
         for name, tensor in bridged.items():
-            store(self._views[name], tensor, f"argument {name!r} of {call_name(fn)}")
-        crossing = {name: self._views[name] for name in bridged}
-
+            store(self._frame[name], tensor, f"argument {name!r} of {call_name(fn)}")
+        crossing = {name: self._frame[name] for name in bridged}
         step = OutsideCall(fn, args, crossing, into)
         self._end_piece()
         step()
