@@ -145,13 +145,19 @@ class TestCatalogue:
         assert found.padded_to == bucket.key.capacity, "the shapes of the bucket's graph"
 
     def test_a_retired_exact_graph_is_not_captured_again(self) -> None:
-        catalogue = make_catalogue()
+        catalogue = make_catalogue(exact_max_graphs=1)
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
         catalogue.exact.add(layout.key, 100)
         catalogue.retire(layout.key, "wrong once")
         choose(catalogue, 3, 4)
         assert not catalogue.exact.has_pending
+        other = catalogue.layout(sizes_of(4, 3), structure_of(4, 3))
+        assert other is not None and other.dropped == (layout.key,)
+        catalogue.exact.add(other.key, 100)
+        choose(catalogue, 3, 4)
+        assert not catalogue.exact.has_pending, "not even after another graph took its place"
+        assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None
 
     def test_strict_settings_replay_whatever_it_costs(self) -> None:
         slow = TierCosts(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))

@@ -41,14 +41,14 @@ class Catalogue:
             return decision
         if decision.tier is Tier.EXACT:
             self.exact.use(exact_key)
-        elif exact_key not in self.exact.graphs and self._is_worth_exact(sizes):
+        elif self._is_worth_exact(exact_key, sizes):
             self.exact.see(exact_key, sizes, structure)
         return decision
 
     def layout(self, sizes: Capacity, structure: Structure) -> ExactLayout | None:
-        """The exact graph to capture for a structure; None if it exists or batches of this size would not use it."""
+        """The exact graph to capture for a structure; None if it exists or no batch would use it."""
         key = self.key(sizes, structure)
-        if key in self.exact.graphs or not self._is_worth_exact(sizes):
+        if not self._is_worth_exact(key, sizes):
             return None
         return self.exact.begin(ExactLayout(key, sizes, structure))
 
@@ -92,8 +92,10 @@ class Catalogue:
                 return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self.retired[key], padded_to=bucket)
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
-    def _is_worth_exact(self, sizes: Capacity) -> bool:
-        """Whether a batch fits the buffers, and would run in an exact graph if it had one."""
+    def _is_worth_exact(self, key: GraphKey, sizes: Capacity) -> bool:
+        """Whether to capture an exact graph: it is new, its batch fits the buffers, and would run in it."""
+        if key in self.exact.graphs or key in self.retired:
+            return False
         if any(sizes[name] > limit for name, limit in self.shape.limits.sizes):
             return False
         if self.costs is None:
