@@ -1,4 +1,4 @@
-"""The block pool and the prefix cache against a naive model, and their rules one by one."""
+"""The block pool and the prefix cache: against a naive model, and rule by rule."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +12,7 @@ from saccade.errors import ConfigError
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
 
 
-def test_padding_block_is_never_handed_out() -> None:
+def test_the_padding_block_is_never_allocated() -> None:
     pool = BlockPool(5, 4)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
     assert pool.num_free == 0
@@ -33,7 +33,7 @@ def test_kept_blocks_are_reused_last_and_least_recently_used_first() -> None:
     for block in (a, b, c):
         pool.keep(block)
     pool.release((a,))
-    pool.release((b, c))  # c goes first: the end of a sequence is reused before its beginning
+    pool.release((b, c))  # frees c first: the end of a sequence is reused before its start
     pool.release((d, e))
     pool.share((a,))
     pool.release((a,))
@@ -59,8 +59,8 @@ def test_misuse_is_caught() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences that own blocks. The model keeps, for every block, the tokens that were written to it and those before
-    it, and knows which block must be evicted next."""
+    """Sequences that own blocks. The model knows the tokens up to the end of every block, and which block must be
+    evicted next."""
 
     @initialize(num_blocks=st.integers(2, 9), size=st.integers(1, 3))
     def start(self, num_blocks: int, size: int) -> None:
@@ -74,7 +74,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, salt=st.sampled_from([None, "", "a"]), is_known=st.booleans())
     def begin(self, tokens: list[int], salt: str | None, is_known: bool) -> None:
-        """Look up, share what is found, allocate the rest, write all of it, and offer full blocks."""
+        """Look up a sequence, share the blocks found, allocate and write the rest, and insert full blocks."""
         keys = self._keys(tokens, salt)
         shared = self.prefix.match(keys, len(tokens) - 1)
         assert shared == self._expected(tokens, salt)
@@ -167,7 +167,7 @@ TestPool.settings = settings(
 )
 
 
-def test_key_material_is_a_wide_digest() -> None:
+def test_keys_are_wide_digests() -> None:
     prefix = PrefixCache(BlockPool(4, 2), model=b"m")
     keys: list[bytes] = []
     prefix.extend_keys(keys, [1, 2, 3, 4, 5], (), None)

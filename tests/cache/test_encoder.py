@@ -40,7 +40,7 @@ def test_a_released_entry_is_found_again_until_its_pages_are_needed() -> None:
     assert (index.num_hits, index.num_misses) == (2, 3)
 
 
-def test_what_does_not_fit_evicts_nothing() -> None:
+def test_an_entry_that_does_not_fit_evicts_nothing() -> None:
     index = EncoderIndex(40, 8)
     a = reserve(index, "a", 16)
     b = reserve(index, "b", 8)
@@ -73,7 +73,7 @@ def test_a_discarded_entry_is_not_found_and_keeps_its_pages_while_held() -> None
     assert index.num_held_rows == 16
 
 
-def test_what_is_not_kept_is_shared_only_while_somebody_holds_it() -> None:
+def test_without_idle_entries_rows_are_shared_only_while_held() -> None:
     index = EncoderIndex(40, 8, keeps_idle=False)
     a = reserve(index, "a", 16)
     assert index.hold(key("a")) is a
@@ -85,7 +85,7 @@ def test_what_is_not_kept_is_shared_only_while_somebody_holds_it() -> None:
     assert index.num_held_rows == 0 and index.hold(key("a")) is None
 
 
-def test_an_index_that_is_cleared_forgets_what_nobody_holds() -> None:
+def test_clear_evicts_entries_that_nobody_holds() -> None:
     index = EncoderIndex(40, 8)
     a, b = reserve(index, "a", 16), reserve(index, "b", 8)
     index.release(a)
@@ -99,7 +99,7 @@ def test_misuse_is_caught() -> None:
         EncoderIndex(15, 8)
     index = EncoderIndex(40, 8)
     a = reserve(index, "a", 8)
-    with pytest.raises(AssertionError, match="here already"):
+    with pytest.raises(AssertionError, match="already has an entry"):
         index.reserve(key("a"), 8)
     index.release(a)
     with pytest.raises(AssertionError, match="released more often"):
@@ -109,14 +109,13 @@ def test_misuse_is_caught() -> None:
 
 
 class EncoderMachine(RuleBasedStateMachine):
-    """Requests that hold entries; a model of the buffer says whose row lies where."""
+    """Requests that hold entries, checked against a model of the rows in the buffer."""
 
     @initialize(pages=st.integers(2, 8), page_rows=st.integers(1, 4), keeps_idle=st.booleans())
     def start(self, pages: int, page_rows: int, keeps_idle: bool) -> None:
         self.index = EncoderIndex(pages * page_rows + page_rows // 2, page_rows, keeps_idle=keeps_idle)
         self.held: list[Entry] = []
         self.rows: dict[int, tuple[Entry, int]] = {}
-        self.idle: list[Entry] = []
 
     @rule(name=st.sampled_from("abcdef"), salt=st.sampled_from([None, "s"]))
     def want(self, name: str, salt: str | None) -> None:

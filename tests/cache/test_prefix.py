@@ -1,4 +1,4 @@
-"""What makes two prefix keys differ, and what the cache counts."""
+"""What makes prefix keys differ, and what the cache finds and counts."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def keys_of(
 
 
 def common(a: list[bytes], b: list[bytes]) -> int:
-    """How many keys agree; after the first that differs none may."""
+    """How many keys agree. None may agree after the first that differs."""
     same = [x == y for x, y in zip(a, b, strict=True)]
     assert same == sorted(same, reverse=True)
     assert len({*a, *b}) == 2 * len(a) - sum(same)
@@ -36,7 +36,7 @@ def test_only_full_blocks_have_keys() -> None:
     assert [len(keys_of(TOKENS[:n])) for n in (0, 3, 4, 7, 8, 12)] == [0, 0, 1, 1, 2, 3]
 
 
-def test_keys_grow_as_tokens_come() -> None:
+def test_keys_are_extended_as_tokens_arrive() -> None:
     prefix, keys = PrefixCache(BlockPool(8, 4), model=b"model"), list[bytes]()
     prefix.extend_keys(keys, TOKENS[:6], (SPAN,), "s")
     prefix.extend_keys(keys, TOKENS[4:11], (SPAN,), "s")
@@ -64,17 +64,17 @@ def test_a_token_changes_its_block_and_all_after(position: int, expected: int) -
     ],
 )
 def test_media_change_the_blocks_they_overlap(other: Span, expected: int) -> None:
-    """The number of a media item in its request is no content."""
+    """The index of a media item in its request does not count as content."""
     assert common(keys_of(spans=(SPAN,)), keys_of(spans=(other,))) == expected
 
 
-def test_a_media_item_behind_a_block_does_not_change_it() -> None:
+def test_a_media_item_after_a_block_does_not_change_it() -> None:
     late = Span(offset=9, length=2, digest=b"c" * 32)
     assert common(keys_of(), keys_of(spans=(late,))) == 2
     assert common(keys_of(spans=(SPAN,)), keys_of(spans=(SPAN, late))) == 2
 
 
-def test_two_items_are_not_one() -> None:
+def test_two_items_differ_from_one_item() -> None:
     halves = (replace(SPAN, length=3), replace(SPAN, offset=6, length=3))
     assert common(keys_of(spans=(SPAN,)), keys_of(spans=halves)) == 0
 
@@ -89,7 +89,7 @@ def test_a_salt_of_any_text_is_accepted() -> None:
     assert keys_of(salt="\ud800") != keys_of(salt="?")
 
 
-def test_the_whole_prompt_is_never_a_hit() -> None:
+def test_a_match_is_limited_to_a_number_of_tokens() -> None:
     pool = BlockPool(8, 4)
     prefix, keys = PrefixCache(pool, model=b"m"), list[bytes]()
     prefix.extend_keys(keys, TOKENS, (), None)
@@ -102,7 +102,7 @@ def test_the_whole_prompt_is_never_a_hit() -> None:
     assert (prefix.num_queried_tokens, prefix.num_hit_tokens) == (12, 8)
 
 
-def test_a_hole_ends_the_run() -> None:
+def test_a_missing_block_ends_the_match() -> None:
     pool = BlockPool(8, 4)
     prefix, keys = PrefixCache(pool, model=b"m"), list[bytes]()
     prefix.extend_keys(keys, TOKENS, (), None)
@@ -112,7 +112,7 @@ def test_a_hole_ends_the_run() -> None:
     assert prefix.match(keys, 12) == blocks[:1]
 
 
-def test_the_first_block_of_a_key_stays() -> None:
+def test_the_first_block_inserted_under_a_key_stays() -> None:
     pool = BlockPool(8, 4)
     prefix, keys = PrefixCache(pool, model=b"m"), list[bytes]()
     prefix.extend_keys(keys, TOKENS[:4], (), None)

@@ -1,4 +1,4 @@
-"""Decisions about graphs, made without any: shapes, catalogues, and which layouts are worth a graph of their own."""
+"""Decisions about graphs, without graphs: shapes, catalogues, and which layouts deserve an exact graph."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def choose(catalogue: Catalogue, *lengths: int) -> Decision:
 class TestShape:
     @given(st.data())
     def test_the_smallest_bucket_that_fits_is_found(self, data: st.DataObject) -> None:
-        """Against a look at every bucket: padded rows need segments of their own, none longer than they may be."""
+        """Compared with a search of all buckets: padded rows need segments of their own, within the length limit."""
         numbers = st.integers(1, 40)
         buckets = tuple(
             Capacity.of(tokens=n, segments=s, windows=w)
@@ -66,16 +66,16 @@ class TestShape:
                 and windows + -(-padding // 4) <= bucket["windows"]
             )
 
-        for _ in range(2):  # found, then remembered
+        for _ in range(2):  # computed, then cached
             found = shape.bucket_for(sizes)
             fitting = [bucket for bucket in buckets if holds(bucket)]
             assert (found is None) == (not fitting)
             if found is not None:
                 assert holds(found) and found["tokens"] == min(bucket["tokens"] for bucket in fitting)
             else:
-                assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
+                assert shape.misfit_in_largest(sizes) or not holds(shape.ordered[-1])
 
-    def test_padded_rows_need_as_many_segments_as_their_longest_asks_for(self) -> None:
+    def test_padded_rows_need_segments_within_the_limit(self) -> None:
         sizes, room = Capacity.of(tokens=3, windows=1), Capacity.of(tokens=12, windows=3)
         assert misfit(sizes, room, [WINDOWS]) == "windows: 4 > 3", "nine rows, four in a window"
         assert misfit(sizes, Capacity.of(tokens=11, windows=3), [WINDOWS]) is None
@@ -87,14 +87,14 @@ class TestShape:
 
 
 class TestCatalogue:
-    def test_only_what_was_captured_is_chosen(self) -> None:
+    def test_only_captured_graphs_are_chosen(self) -> None:
         catalogue = make_catalogue(captured=False, tiers=frozenset({Tier.CAPACITY}))
         assert choose(catalogue, 3, 4).reason is Reason.NOT_CAPTURED
         bucket = catalogue.shape.bucket_for(sizes_of(3, 4))
         assert bucket is not None
         catalogue.captured.add(catalogue.key(bucket))
         assert choose(catalogue, 3, 4).key == catalogue.key(bucket)
-        assert choose(catalogue, 9).reason is Reason.NOT_CAPTURED, "the other bucket is not"
+        assert choose(catalogue, 9).reason is Reason.NOT_CAPTURED, "its bucket is not captured"
 
     def test_deciding_counts_nothing_and_choosing_does(self) -> None:
         catalogue = make_catalogue()
@@ -107,31 +107,31 @@ class TestCatalogue:
         assert layout.structure["cu"].tolist() == [0, 3, 7] and layout.dropped == ()
 
     @pytest.mark.parametrize(("lengths", "fits"), [((20, 12), True), ((20, 13), False), ((1,) * 9, False)])
-    def test_only_what_fits_the_buffers_gets_a_graph_of_its_own(self, lengths: tuple[int, ...], fits: bool) -> None:
+    def test_only_layouts_that_fit_the_buffers_get_an_exact_graph(self, lengths: tuple[int, ...], fits: bool) -> None:
         catalogue = make_catalogue()
         choose(catalogue, *lengths)
         assert catalogue.exact.has_pending == fits
         assert (catalogue.layout(sizes_of(*lengths), structure_of(*lengths)) is not None) == fits
 
-    def test_a_layout_keeps_its_boundaries_whatever_becomes_of_the_batch(self) -> None:
+    def test_a_pending_layout_has_its_own_copy_of_the_boundaries(self) -> None:
         catalogue, structure = make_catalogue(), structure_of(3, 4)
         catalogue.choose(sizes_of(3, 4), structure)
         structure["cu"][:] = 0
         layout = catalogue.exact.next_pending()
         assert layout is not None and layout.structure["cu"].tolist() == [0, 3, 7]
 
-    def test_a_graph_of_its_own_is_for_one_layout_alone(self) -> None:
+    def test_an_exact_graph_is_for_one_layout_only(self) -> None:
         catalogue = make_catalogue()
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
         assert catalogue.exact.add(layout.key, 100) == ()
         own, other = choose(catalogue, 3, 4), choose(catalogue, 4, 3)
         assert own.key == layout.key and own.reason is Reason.EXACT_GRAPH
-        assert other.tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        assert other.tier is Tier.CAPACITY, "equally many rows, different boundaries: sglang#16902"
         assert other.reason is Reason.FITS_BUCKET
-        assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None, "it has one"
+        assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None, "it exists"
 
-    def test_a_retired_graph_gives_way_to_another_or_to_none(self) -> None:
+    def test_a_retired_graph_is_replaced_by_its_bucket_or_by_an_eager_run(self) -> None:
         catalogue = make_catalogue()
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
@@ -142,18 +142,24 @@ class TestCatalogue:
         catalogue.retire(bucket.key, "wrong twice")
         found = choose(catalogue, 3, 4)
         assert found.reason is Reason.OUT_OF_SERVICE and found.key is None and found.detail == "wrong once"
-        assert found.padded_to == bucket.key.capacity, "run at the shapes it would have been replayed at"
+        assert found.padded_to == bucket.key.capacity, "the shapes of the bucket's graph"
 
-    def test_a_retired_graph_of_its_own_is_not_captured_again(self) -> None:
-        catalogue = make_catalogue()
+    def test_a_retired_exact_graph_is_not_captured_again(self) -> None:
+        catalogue = make_catalogue(exact_max_graphs=1)
         layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
         assert layout is not None
         catalogue.exact.add(layout.key, 100)
         catalogue.retire(layout.key, "wrong once")
         choose(catalogue, 3, 4)
         assert not catalogue.exact.has_pending
+        other = catalogue.layout(sizes_of(4, 3), structure_of(4, 3))
+        assert other is not None and other.dropped == (layout.key,)
+        catalogue.exact.add(other.key, 100)
+        choose(catalogue, 3, 4)
+        assert not catalogue.exact.has_pending, "not even after another graph took its place"
+        assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None
 
-    def test_strictness_wants_a_replay_whatever_it_costs(self) -> None:
+    def test_strict_settings_replay_whatever_it_costs(self) -> None:
         slow = TierCosts(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
         lax, strict = make_catalogue(), make_catalogue(strict=True)
         lax.costs = strict.costs = slow
@@ -161,15 +167,15 @@ class TestCatalogue:
         assert choose(lax, 20).reason is Reason.TOO_LARGE
         with pytest.raises(GraphError, match=r"toy batch of segments=1 tokens=20 is not replayed.*20 > 16.*strict"):
             choose(strict, 20)
-        assert not strict.exact.has_pending, "what is refused is not counted"
+        assert not strict.exact.has_pending, "a refused batch is not counted"
 
-    def test_graphs_that_are_off_are_no_fallback(self) -> None:
-        """And the same padded shapes are run, so that no answer changes."""
+    def test_graphs_that_are_off_are_not_a_fallback(self) -> None:
+        """Batches run at the same padded shapes, so that no answer changes."""
         catalogue = make_catalogue(tiers=frozenset(), strict=True, captured=False)
         found = choose(catalogue, 3, 4)
         assert found.reason is Reason.GRAPHS_OFF and found.padded_to == Capacity.of(tokens=8, segments=3)
 
-    def test_what_the_buffers_do_not_hold_is_never_captured(self) -> None:
+    def test_layouts_larger_than_the_buffers_are_never_captured(self) -> None:
         catalogue = make_catalogue()
         choose(catalogue, 40)
         assert not catalogue.exact.has_pending
@@ -189,7 +195,7 @@ class TestExactIndex:
     def index(self, **settings: int) -> ExactIndex:
         return ExactIndex(GraphSettings(tiers=BOTH, **({"exact_after": 1} | settings)))  # type: ignore[arg-type]
 
-    def test_a_graph_too_large_for_all_room_goes_at_once_and_alone(self) -> None:
+    def test_a_graph_above_the_byte_limit_is_dropped_at_once_and_evicts_no_other(self) -> None:
         index = self.index(exact_max_bytes=100)
         index.begin(layout_of(1))
         assert index.add(key_of(1), 60) == ()
@@ -197,11 +203,18 @@ class TestExactIndex:
         assert index.add(key_of(2), 101) == (key_of(2),)
         assert key_of(1) in index.graphs and key_of(2) not in index.graphs and index.nbytes == 60
         index.see(key_of(2), Capacity.of(tokens=2), {})
-        assert not index.has_pending, "it would be as large the next time"
+        assert not index.has_pending, "it would be just as large the next time"
         index.begin(layout_of(3))
-        assert index.add(key_of(3), 100) == (key_of(1),) and index.nbytes == 100, "all the room there is"
+        assert index.add(key_of(3), 100) == (key_of(1),) and index.nbytes == 100, "exactly the limit"
 
-    def test_as_many_go_as_a_new_one_needs(self) -> None:
+    def test_a_pending_layout_that_was_captured_on_request_is_not_captured_again(self) -> None:
+        index = self.index()
+        index.see(key_of(1), Capacity.of(tokens=1), {})
+        index.begin(layout_of(1))
+        index.add(key_of(1), 60)
+        assert index.next_pending() is None
+
+    def test_as_many_graphs_are_dropped_as_a_new_one_needs(self) -> None:
         index = self.index(exact_max_bytes=100)
         for number in (1, 2, 3):
             index.begin(layout_of(number))
@@ -209,11 +222,11 @@ class TestExactIndex:
         for number in (1, 1, 3):
             index.use(key_of(number))
         index.begin(layout_of(4))
-        assert index.add(key_of(4), 65) == (key_of(2), key_of(3)), "those used least"
+        assert index.add(key_of(4), 65) == (key_of(2), key_of(3)), "the least used"
         assert len(index.graphs) == 2 and index.nbytes == 95
 
-    def test_who_gives_way_is_said_with_the_layout(self) -> None:
-        """The executor lets go of it before it captures, so that the new one finds its memory."""
+    def test_a_pending_layout_names_the_graph_it_replaces(self) -> None:
+        """The executor drops that graph before the capture, so that the new one can reuse its memory."""
         index = self.index(exact_max_graphs=1)
         index.begin(layout_of(1))
         index.add(key_of(1), 10)
@@ -221,16 +234,16 @@ class TestExactIndex:
             index.see(key_of(2), Capacity.of(tokens=2), {})
         layout = index.next_pending()
         assert layout is not None and (layout.key, layout.dropped) == (key_of(2), (key_of(1),))
-        assert len(index.graphs) == 0, "until it is captured there is neither"
+        assert len(index.graphs) == 0, "until the capture there is neither"
 
-    def test_of_layouts_that_wait_the_hottest_is_captured_first(self) -> None:
+    def test_the_hottest_pending_layout_is_captured_first(self) -> None:
         index = self.index()
         for number in (1, 2, 2, 3):
             index.see(key_of(number), Capacity.of(tokens=number), {})
         layout = index.next_pending()
         assert layout is not None and layout.key == key_of(2)
 
-    def test_a_graph_that_gave_way_may_come_back(self) -> None:
+    def test_a_replaced_graph_may_come_back(self) -> None:
         index = self.index(exact_max_graphs=1)
         for number, times, dropped in ((1, 1, ()), (2, 3, (key_of(1),)), (1, 6, (key_of(2),))):
             for _ in range(times):
@@ -239,8 +252,8 @@ class TestExactIndex:
             assert layout is not None and (layout.key, layout.dropped) == (key_of(number), dropped)
             index.add(layout.key, 10)
 
-    def test_a_graph_that_no_batch_uses_keeps_its_count_while_layouts_pass(self) -> None:
-        """It is compared with whatever wants its place."""
+    def test_an_unused_graph_keeps_its_count_while_layouts_pass(self) -> None:
+        """Candidates for its place are compared with it."""
         index = self.index(exact_max_graphs=1, exact_after=2)
         index.begin(layout_of(0))
         index.add(key_of(0), 10)
@@ -249,7 +262,7 @@ class TestExactIndex:
         layout = index.next_pending()
         assert layout is not None and layout.dropped == (key_of(0),)
 
-    def test_what_is_counted_and_what_waits_are_bounded(self) -> None:
+    def test_counted_and_pending_layouts_are_bounded(self) -> None:
         index = self.index()
         for number in range(3 * MAX_CANDIDATES):
             index.see(key_of(number), Capacity.of(tokens=number), {})

@@ -197,7 +197,7 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
 
 
 def unreadable(*of: object) -> list[str]:
-    raise UnreadableError("nodes of graphs are read with cuFuncGetParamInfo, which this driver does not have")
+    raise UnreadableError("a graph's nodes are read with cuFuncGetParamInfo, which this CUDA driver does not have")
 
 
 def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:

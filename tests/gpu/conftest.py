@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """Qwen3-VL-8B with made-up weights in bfloat16."""
+    """Qwen3-VL-8B with random weights in bfloat16."""
     from tests.gpu.test_families import QWEN3_VL_8B  # imports transformers
 
     made = dummy_model(QWEN3_VL_8B, tmp_path_factory.mktemp("model"), device="cuda", dtype=torch.bfloat16)
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 @pytest.fixture
 def clean() -> Iterator[None]:
-    """Memory that an earlier test held is given back, before and after."""
+    """Frees GPU memory before and after a test."""
     free()
     yield
     free()

@@ -1,4 +1,4 @@
-"""Engines around a model with made-up weights, and traffic for them: texts and images of random sizes."""
+"""Engines for a model with random weights, and traffic for them: texts and images of random sizes."""
 
 import gc
 import json
@@ -36,12 +36,12 @@ Rng = np.random.Generator
 PAGE_ROWS = 16
 PHASES = ("vision", "prefill", "decode", "head", "sampler")
 FIRST_TEXT_ID, LAST_TEXT_ID = 10, 40000
-MAX_IDLE_STEPS = 20000
+MAX_STEPS = 20000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of an engine under test: small enough that few graphs have to be captured."""
+    """The sizes of an engine under test, small enough that few graphs have to be captured."""
 
     max_num_seqs: int = 48
     max_tokens: int = 2048
@@ -50,7 +50,7 @@ class Sizes:
     encoder_rows: int = 4096
     kv_tokens: int = 65536
     block_size: int = 128
-    bucket_stride: int = 3  # of the sizes that an engine would capture, every third and the largest
+    bucket_stride: int = 3  # captures every third size of a real engine, and the largest
 
 
 SERVING = Sizes(
@@ -60,10 +60,10 @@ WAYS: dict[str, Mode | None] = {"full": Mode.FULL, "piecewise": Mode.PIECEWISE, 
 
 
 class PaddedEager(GraphRunner):
-    """Runs every batch eagerly, in the bucket that a graph would be replayed for.
+    """Runs every batch eagerly, padded to the bucket whose graph would be replayed.
 
     A matrix product of other shapes may add up in another order, so only a run of the same padded shapes can be
-    asked to give the same bits as a replay.
+    expected to give the same bits as a replay.
     """
 
     def run(self, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]) -> Result:
@@ -116,7 +116,7 @@ def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
 
 
 def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> DeviceExecutor:
-    """Not captured yet. With graphs, a step that is not replayed is an error."""
+    """An executor without captures. With graphs, a step that is not replayed is an error."""
     spec = model.spec.vision
     assert spec is not None
     state_sizes = StateSizes(
@@ -205,7 +205,7 @@ def _placeholders(model: Model, image_id: int) -> PlaceholderSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """A request that comes when the engine has made `step` steps."""
+    """A request that arrives after `step` steps of the engine."""
 
     step: int
     name: str
@@ -215,14 +215,14 @@ class Job:
 
 @dataclass
 class Answer:
-    """The tokens of a request, and for each the likeliest ones with their log-probabilities."""
+    """The tokens of a request, and for each position the likeliest tokens with their log-probabilities."""
 
     tokens: list[int] = field(default_factory=list)
     likeliest: list[dict[int, float]] = field(default_factory=list)
     finish: Finish | None = None
 
     def take(self, update: Update) -> None:
-        assert self.finish is None, "news after the end"
+        assert self.finish is None, "an update after the end"
         self.tokens += update.token_ids
         if update.scores is not None:
             ids, logprobs = update.scores.top_ids[0].tolist(), update.scores.top_logprobs[0].tolist()
@@ -231,10 +231,10 @@ class Answer:
 
 
 def drive(engine: Engine, jobs: Sequence[Job]) -> dict[str, Answer]:
-    """Run all jobs to their ends. Steps depend on lengths and arrivals alone, so every way gets the same batches."""
+    """Run all jobs to the end. Steps depend on lengths and arrivals only, so all modes get the same batches."""
     waiting = sorted(jobs, key=lambda job: job.step)
     answers = {job.name: Answer() for job in jobs}
-    for step in range(MAX_IDLE_STEPS):
+    for step in range(MAX_STEPS):
         while waiting and waiting[0].step <= step:
             job = waiting.pop(0)
             engine.add(job.name, job.prompt, job.params)
@@ -242,7 +242,7 @@ def drive(engine: Engine, jobs: Sequence[Job]) -> dict[str, Answer]:
             answers[update.request_id].take(update)
         if not waiting and not engine.has_work:
             return answers
-    raise AssertionError(f"not done after {MAX_IDLE_STEPS} steps")
+    raise AssertionError(f"not done after {MAX_STEPS} steps")
 
 
 def greedy(max_tokens: int, logprobs: int | None = None) -> SamplingParams:
@@ -257,12 +257,12 @@ def free() -> None:
 
 
 def few_buckets(runner: GraphRunner, count: int) -> tuple[Capacity, ...]:
-    """The smallest, the largest and some between."""
+    """The smallest bucket, the largest, and some in between."""
     buckets = sorted(runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
     last = len(buckets) - 1
     return tuple(buckets[i] for i in sorted({round(i * last / max(count - 1, 1)) for i in range(count)}))
 
 
 def with_buckets(runner: GraphRunner, *buckets: Capacity, kind: type[GraphRunner] = GraphRunner) -> GraphRunner:
-    """The same phase with these buckets alone, in a pool of its own."""
+    """The same phase with only these buckets, in its own pool."""
     return kind(replace(runner.phase, buckets=buckets), runner.settings)

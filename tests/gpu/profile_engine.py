@@ -1,8 +1,8 @@
-"""What an engine serves without a front end: requests of one image and some text, so many at a time.
+"""Throughput of an engine without a front end, for requests of one image and some text at a fixed concurrency.
 
-`python -m tests.gpu.profile_engine FOLDER [COUNT] [CONCURRENCY] [WIDTHxHEIGHT]` prints requests a second and times
-between tokens, twice, and where the device's time goes (`--profile`). `--outputs 128`: tokens of an answer, otherwise
-one; `--max-step-ms inf`: as of `saccade serve`.
+`python -m tests.gpu.profile_engine FOLDER [COUNT] [CONCURRENCY] [WIDTHxHEIGHT]` prints requests per second and times
+between tokens, twice, and with `--profile` where the device spends its time. `--outputs` is the number of tokens per
+answer (default 1); `--max-step-ms` is that of `saccade serve`.
 """
 
 from argparse import ArgumentParser
@@ -23,7 +23,7 @@ from saccade.inputs.placeholders import Prompt
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds until all were answered, steps, and for each request when it came and its tokens."""
+    """Seconds until all requests were answered, steps, and per request its arrival time and token times."""
 
     seconds: float
     steps: int
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def prompt(llm: LLM, width: int, height: int, seed: int) -> Prompt:
-    """A picture and some words; with another seed, another picture."""
+    """A random picture and some words."""
     rng = np.random.default_rng(seed)
     picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
     text = " ".join(map(str, rng.integers(0, 10, rng.integers(6, 64))))
@@ -79,7 +79,7 @@ def prompt(llm: LLM, width: int, height: int, seed: int) -> Prompt:
 
 
 def serve(llm: LLM, prompts: Sequence[Prompt], concurrency: int, params: SamplingParams) -> Served:
-    """Whoever is done makes room for the next."""
+    """Each finished request makes room for the next."""
     engine, waiting = llm.engine, enumerate(prompts)
     times: dict[str, list[float]] = {}
     started, running, steps = perf_counter(), 0, 0

@@ -1,6 +1,6 @@
-"""How fast the kernels are on this GPU: medians, and the share of what a device copy or a dense product reaches.
+"""How fast the kernels are on this GPU: median times, and the share of the speed of a device copy or a dense product.
 
-`python -m tests.gpu.profile_kernels` prints them.
+Run `python -m tests.gpu.profile_kernels`.
 """
 
 import statistics
@@ -22,7 +22,7 @@ Work = tuple[str, Callable[[], object], float]
 
 
 def median_ms(body: Callable[[], object], copies: int = 10) -> float:
-    """Milliseconds of one call, from a graph of several, so that launches do not count."""
+    """Milliseconds per call, measured in a graph of several calls, so that launches do not count."""
     body()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -74,7 +74,7 @@ def format_flops(name: str, body: Callable[[], object], num_flop: float) -> str:
 
 
 def norm_work(kernels: Kernels) -> Iterator[Work]:
-    """Name, call, bytes read and written. The largest rows do not fit the L2 cache."""
+    """Name, call, bytes read and written. The largest rows exceed the L2 cache."""
     for rows, width in ((64, 4096), (406, 4096), (8192, 4096), (1296, 1152), (10368, 1152)):
         x, residual, weight = cuda(rows, width, seed=1), cuda(rows, width, seed=2), cuda(width, seed=3)
         num_bytes = 4 * rows * width * 2
@@ -98,7 +98,7 @@ def rotary_work(kernels: Kernels) -> Iterator[Work]:
 
 
 def vision_work(kernels: Kernels) -> Iterator[Work]:
-    """What a vision tower adds: rotary in place on the packed product, positions, and rows to the encoder cache."""
+    """Kernels of vision towers: in-place rotary on packed q, k and v, positions, and rows to the encoder cache."""
     for rows in (1296, 10368):
         qkv, (cos, sin) = cuda(rows, 3 * 1152, seed=8), rotary_tables(rows, 72, seed=9, device="cuda")
         yield (
@@ -116,7 +116,7 @@ def vision_work(kernels: Kernels) -> Iterator[Work]:
 
 
 def image_work() -> Iterator[Work]:
-    """Pixels lie on the device already; the table of a job is written once."""
+    """Pixels are already on the device; the table of a job is written once."""
     shape = PatchSettings(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
     for height, width in ((560, 560), (1080, 1920)):
         pixels = photo(height, width, seed=10)

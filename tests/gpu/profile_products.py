@@ -1,7 +1,7 @@
-"""Matrix products of Qwen3-VL-8B, cuBLAS against the tiles that `saccade.kernels.products` chooses, in one run.
+"""Matrix products of Qwen3-VL-8B: cuBLAS against the tiles that `saccade.kernels.products` chooses, in one run.
 
 `python -m tests.gpu.profile_products` prints microseconds, each from a graph of eight calls over several weights (so
-that none is found in cache). The activation that follows a product is part of both.
+that none is in cache). Both sides include the activation that follows a product.
 """
 
 from collections.abc import Callable

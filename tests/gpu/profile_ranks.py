@@ -1,7 +1,7 @@
-"""Two ranks: pictures to first tokens in both encoder modes, and answers with graphs beside answers without.
+"""Two ranks: time to first tokens in both encoder modes, and whether answers are the same with and without graphs.
 
-`python -m tests.gpu.profile_ranks FOLDER [LAYERS]` cuts a checkpoint's language model to LAYERS (default 4), makes up
-weights, and runs two ranks. On a single GPU, set TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 and start NVIDIA's
+`python -m tests.gpu.profile_ranks FOLDER [LAYERS]` cuts a checkpoint's language model to LAYERS (default 4), gives it
+random weights, and runs two ranks. On a single GPU, set TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 and start NVIDIA's
 MPS (`nvidia-cuda-mps-control -d`), or ranks take turns of milliseconds.
 """
 
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> None:
                 found.append([out.outputs[0] for out in llm.chat(questions(8), ANSWER, progress=False)])
         same = sum(a.token_ids == b.token_ids and a.logprobs == b.logprobs for a, b in zip(*found, strict=True))
         print(
-            f"{same} of {len(found[0])} answers have the same tokens and log-probabilities, to the bit, without graphs"
+            f"{same} of {len(found[0])} answers have bit-identical tokens and log-probabilities with and without graphs"
         )
 
 
@@ -63,13 +63,13 @@ def cut(source: Path, num_layers: int, folder: Path) -> Path:
 
 
 def two_ranks(folder: Path, **more: Any) -> LLM:
-    """Few keys and values: ranks that share a GPU would each take most of its memory for them."""
+    """With a small KV cache: otherwise ranks that share a GPU would each reserve most of its memory."""
     few = {"enable_prefix_caching": False, "kv_cache_tokens": 65536}
     return LLM(folder, load_format="dummy", tensor_parallel_size=2, **few, **more)
 
 
 def questions(count: int, seed: int = 0, *, every: int = 2) -> list[list[dict[str, Any]]]:
-    """Every second has a picture, or all have one."""
+    """Every `every`-th question has a picture."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):

@@ -1,8 +1,8 @@
-"""How long shadow checks take to find a graph that gets wrong while requests come.
+"""How long shadow checks take to find a graph that goes wrong under load.
 
 `python -m tests.gpu.profile_shadow FOLDER [REQUESTS_PER_SECOND] [SHARE]` answers requests of one image and 16 tokens as
-they arrive, for at most a minute and a half. After 15 seconds the prefill and the decode graph that were replayed most
-are made wrong. It prints when each was found, and what became of all records.
+they arrive, for at most 90 seconds. After 15 seconds it corrupts the most replayed prefill graph and the most replayed
+decode graph. It prints when each was found, and the outcomes of all checks.
 """
 
 import sys
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
                 num_added += 1
             if not wrong and now > POISON_S:
                 wrong = {spoil(engine, "prefill", "trunk"), spoil(engine, "decode", "next_ids")}
-                console.print(f"after {num_added} requests made wrong: {', '.join(map(str, sorted(wrong, key=str)))}")
+                console.print(f"corrupted after {num_added} requests: {', '.join(map(str, sorted(wrong, key=str)))}")
             if engine.has_work:
                 engine.step()
             elif engine.idle.can_check:
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def spoil(engine: Engine, phase: str, output: str) -> GraphKey:
-    """The graph of a phase that was replayed most gives something else from now on."""
+    """Make the most replayed graph of a phase give wrong results from now on."""
     runner = getattr(executor_of(engine), phase)
     graph = max(runner.graphs, key=lambda graph: graph.num_replays)
     view = graph.frame[output]

@@ -1,11 +1,11 @@
-"""Decode of one row with other tiles, and with norms inside products. By hand, on a GPU:
+"""Decode of one row with other tiles, and with norms inside products. Run by hand on a GPU:
 
-python -m tests.gpu.profile_single_rows                     FP8 and bfloat16, Qwen3-VL-8B's dimensions, made-up weights
+python -m tests.gpu.profile_single_rows                     FP8 and bfloat16, Qwen3-VL-8B's dimensions, random weights
 python -m tests.gpu.profile_single_rows --only fp8          one of them
-python -m tests.gpu.profile_single_rows --nodes             only where the time goes, as things are
+python -m tests.gpu.profile_single_rows --nodes             only where the time goes, without a search
 
-Every variant is the whole decode pass in a graph of its own, so that kernels overlap as they do in an engine. Its
-products are compared with their oracles first, its logits with those of the first variant.
+Every variant is a whole decode pass in its own graph, so that kernels overlap as in an engine. Products are compared
+with their oracles first, and the logits of each variant with those of the first.
 """
 
 import json
@@ -60,15 +60,15 @@ TILES: dict[Layout, dict[str, list[VectorTile]]] = {
         "down": [T(2, 4, WHOLE), T(2, 8, WHOLE), T(2, 4, HALF), T(4, 4, HALF)],
     },
 }
-HEADS = [T(2, 4, WHOLE), T(2, 8, WHOLE), T(2, 4, HALF)]  # the product with the vocabulary, in bfloat16
+HEADS = [T(2, 4, WHOLE), T(2, 8, WHOLE), T(2, 4, HALF)]  # for the product with the vocabulary, in bfloat16
 VOCABULARY = 151936
-MOST_OFF = 0.01  # of a product in bfloat16, by norms
+MAX_ERROR = 0.01  # of a bfloat16 product, relative, by norm
 ROUNDS = 9
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Whether products norm their row; how many programs share keys; tiles of products."""
+    """Whether products norm their row, into how many programs keys are split, and the tiles of products."""
 
     pends: bool
     splits: int = 32
@@ -98,7 +98,7 @@ NORMS_APART = Variant(pends=False)
 
 
 def rms_inputs(*, pends: bool) -> Callable[..., tuple[Inputs, Tensor]]:
-    """A `Kernels.rms_inputs` whose single rows are all normed by their product, or all by a kernel of its own."""
+    """A `Kernels.rms_inputs` that leaves the norm of every single row to its product, or to a separate kernel."""
 
     def made(
         self: Kernels,
@@ -140,11 +140,11 @@ class Subject:
         self.decoding = decode_values(self.executor.state, 1, settings.context)
         self.prefilling = prefill_values(self.executor, 406)
         self.logits: Tensor | None = None
-        captured(self.executor.decode, self.decoding)  # its example fills caches, and all later ones the same
+        captured(self.executor.decode, self.decoding)  # fills caches with its example, as all later captures do
         run(captured(self.executor.decode, self.decoding), self.decoding)
 
     def measure(self, variant: Variant) -> str:
-        """A line: milliseconds twice, how far the logits are from those of the first variant."""
+        """A line with milliseconds, twice, and how far the logits are from those of the first variant."""
         device = self.executor.state.model.place.device
         with variant.applied():
             runner = captured(self.executor.decode, self.decoding)
@@ -161,7 +161,7 @@ def run(runner: GraphRunner, values: Mapping[str, Any]) -> None:
 
 
 def captured(runner: GraphRunner, values: Mapping[str, Any]) -> GraphRunner:
-    """A runner with the graph of this batch alone."""
+    """A runner with only the graph of this batch."""
     batch = runner.phase.arena.admit(values)
     bucket = runner.catalogue.shape.bucket_for(batch.sizes)
     assert bucket is not None, f"no bucket holds {batch.sizes}"
@@ -171,7 +171,7 @@ def captured(runner: GraphRunner, values: Mapping[str, Any]) -> GraphRunner:
 
 
 def search(subject: Subject) -> tuple[Variant, list[str]]:
-    """Norms and keys first, then tiles, one product at a time, the best so far for the others."""
+    """Tries norms and key splits first, then tiles, one product at a time with the best so far for the others."""
     lines: list[str] = []
     best, best_ms = NORMS_APART, float("inf")
 
@@ -189,12 +189,12 @@ def search(subject: Subject) -> tuple[Variant, list[str]]:
     for name, tiles in TILES[subject.layout].items():
         for tile in tiles[1:]:
             attempt(replace(best, tiles={**best.tiles, name: tile}))
-    attempt(replace(best, pends=not best.pends))  # tiles may decide
+    attempt(replace(best, pends=not best.pends))  # which is better may depend on tiles
     return best, lines
 
 
 def check_products(layout: Layout, device: str) -> list[str]:
-    """Every tile against the oracle; where a tile is wrong, a line that says so."""
+    """Compares every tile with the oracle; a line for each wrong one."""
     found: list[str] = []
     for name, (num_columns, inner, is_gated) in PRODUCTS.items():
         weight = new_weight(
@@ -211,9 +211,9 @@ def check_products(layout: Layout, device: str) -> list[str]:
                     y = (kernels[0] if is_gated else kernels[1])(pair[0], weight)
                     right = (oracles[0] if is_gated else oracles[1])(pair[1], weight)
                 off = float((y - right).float().norm() / right.float().norm())
-                if not off < MOST_OFF or not torch.equal(*(total.nan_to_num() for total in totals)):
+                if not off < MAX_ERROR or not torch.equal(*(total.nan_to_num() for total in totals)):
                     found.append(f"WRONG: {name} {layout.value} {tile}: off by {off}")
-    return found or [f"{layout.value}: every tile gives what its oracle gives"]
+    return found or [f"{layout.value}: every tile agrees with its oracle"]
 
 
 def time_heads(device: str) -> list[str]:
@@ -238,7 +238,7 @@ def time_heads(device: str) -> list[str]:
 
 
 def nodes(title: str, runner: GraphRunner, values: Mapping[str, Any], variant: Variant) -> list[str]:
-    """Kernels by name, and those of about one layer in their order: gap to the one before, duration, name."""
+    """Kernels by total time, and those of about one layer in order: gap to the one before, duration, name."""
     with variant.applied():
         made = captured(runner, values)
         for _ in range(3):

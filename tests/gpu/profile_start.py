@@ -1,9 +1,10 @@
-"""Where the seconds of a start go: its stages, what is compiled in each, and Python's time in captures. By hand, on a
-GPU, first with empty caches (`rm -rf ~/.cache/saccade ~/.triton`), then again:
+"""Where start-up spends its time: stages, what each compiles, and Python's time in captures.
 
-python -m tests.gpu.profile_start FOLDER                 a checkpoint or a config.json, made-up weights
-python -m tests.gpu.profile_start FOLDER --alone         without processes that compile beside it
-python -m tests.gpu.profile_start FOLDER --share 0/12    what the first of twelve such processes does
+Run by hand on a GPU, first with empty caches (`rm -rf ~/.cache/saccade ~/.triton`), then again:
+
+python -m tests.gpu.profile_start FOLDER                 a checkpoint or a config.json, random weights
+python -m tests.gpu.profile_start FOLDER --alone         without compile processes
+python -m tests.gpu.profile_start FOLDER --share 0/12    the work of the first of twelve compile processes
 """
 
 import cProfile
@@ -33,7 +34,7 @@ NUM_FUNCTIONS = 40
 
 
 class Stages:
-    """Seconds of each stage, and what was compiled in it. A stage is profiled if its name was given."""
+    """The seconds of each stage, and what it compiled. The stage named `profiled` is profiled."""
 
     def __init__(self, profiled: str) -> None:
         self.name, self._since, self._profiled = "imports", perf_counter(), profiled
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--share", default="")
-    parser.add_argument("--stage", default="capturing graphs", help="which one to profile")
+    parser.add_argument("--stage", default="capturing graphs", help="the stage to profile")
     given = parser.parse_args()
     stages = Stages(given.stage)
     settings, limits = EngineSettings(load_format="dummy"), SchedulerSettings()
@@ -98,7 +99,7 @@ def main() -> None:
         show(stages)
         return
     compiling = None if given.alone else start_compiling(start, device_named("auto"), SpareCompilers())
-    sys.stdout.write(f"compiles beside: {compiling is not None}\n")
+    sys.stdout.write(f"compile processes: {compiling is not None}\n")
     import_packages()
     watch_compilers(stages)
     built = build_engine(

@@ -1,7 +1,7 @@
-"""Which kernels a decode step and a prompt's prefill spend their time in. By hand, on a GPU:
+"""The kernels in which a decode step and a prompt's prefill spend their time. Run by hand on a GPU:
 
-python -m tests.gpu.profile_steps                           Qwen3-VL-8B's dimensions, made-up weights
-python -m tests.gpu.profile_steps FOLDER --way eager        any checkpoint or config.json; names of eager launches
+python -m tests.gpu.profile_steps                           Qwen3-VL-8B's dimensions, random weights
+python -m tests.gpu.profile_steps FOLDER --way eager        any checkpoint or config.json, launched eagerly
 """
 
 import json
@@ -22,12 +22,11 @@ from saccade.models.weights import load_model
 from tests.gpu.test_families import QWEN3_VL_8B
 
 NUM_STEPS = 5
-WIDEST_NAME = 96
+MAX_NAME_CHARS = 96
 
 
 def profile_pass(runner: GraphRunner, values: Mapping[str, Any], num_shown: int = 25) -> list[str]:
-    """Lines of a table: device microseconds a pass, launches a pass, share, kernel. Only this batch's bucket is
-    captured."""
+    """Lines of a table: device microseconds and launches per pass, share, kernel. Captures only this batch's bucket."""
     batch = runner.phase.arena.admit(values)
     bucket = runner.catalogue.shape.bucket_for(batch.sizes)
     assert bucket is not None, f"no bucket holds {batch.sizes}"
@@ -55,7 +54,7 @@ def _table(events: Any, is_cuda: bool, title: str, num_shown: int) -> list[str]:
     total = sum(us for us, _, _ in found) or 1.0
     lines = [f"{title}: {total / 1e3:.3f} ms in {sum(n for _, n, _ in found):.0f} launches"]
     lines += [
-        f"{us:10.1f} us {count:7.1f} x {us / total:6.1%}  {name[:WIDEST_NAME]}"
+        f"{us:10.1f} us {count:7.1f} x {us / total:6.1%}  {name[:MAX_NAME_CHARS]}"
         for us, count, name in sorted(found, reverse=True)[:num_shown]
     ]
     return lines

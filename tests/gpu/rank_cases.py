@@ -1,6 +1,7 @@
 """Two ranks on one GPU: sums and joins through symmetric memory, and models at their real widths.
 
-T rows, L levels, U units, D width. Weights are made up: for whole tensors, then cut, so that ranks and one rank agree.
+T rows, L levels, U units, D width. Weights are random, drawn for whole tensors and then cut, so that two ranks have the
+same weights as one.
 """
 
 import json
@@ -26,7 +27,7 @@ from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 
 DEVICE = torch.device("cuda", 0)
-FACTOR, SLACK = 1.5, 2e-3  # of the error that bfloat16 has on one rank: see test_families
+FACTOR, SLACK = 1.5, 2e-3  # relative to the error of bfloat16 on one rank: see test_families
 NUM_ROWS, BLOCK, ROOM = 600, 16, 32 * 2**20
 GRIDS: list[Grid] = [(1, 16, 24), (1, 8, 12), (1, 24, 16)]
 NUM_PATCHES = 1024
@@ -104,7 +105,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def captured(call: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
-    """A graph of a call, and where it leaves its result."""
+    """A graph of a call, and the tensor in which it leaves its result."""
     lane = lane_for(DEVICE)
     with torch.no_grad(), lane.session():
         call()
@@ -139,13 +140,13 @@ def reserve(groups: Groups) -> None:
         assert isinstance(group.collectives, SymmetricCollectives)
         said = group.describe()
         assert said["backend"] == "symmetric memory" and said["all_reduce"][-1]["up_to_bytes"] is None
-        assert group.all_equal(json.dumps(said["all_reduce"]).encode()), "ranks take the same algorithm"
+        assert group.all_equal(json.dumps(said["all_reduce"]).encode()), "ranks use the same algorithms"
         if group.rank == 0:
             print(json.dumps(said))
 
 
 def sums(groups: Groups, algorithm: str, dtype: torch.dtype) -> None:
-    """Every algorithm, out of place and in place, eagerly and in a graph that is replayed with other data."""
+    """Out of place and in place, eagerly and in a graph that is replayed with other data."""
     group = groups.language
     assert isinstance(group.collectives, SymmetricCollectives)
     by = partial(group.collectives.all_reduce, algorithm=algorithm)
@@ -203,7 +204,7 @@ def load(name: str, groups: Groups | None = None, mode: EncoderMode = "weights")
 
 
 def in_float32(name: str, of: Model) -> Model:
-    """The same weights, computed with in float32: what is right."""
+    """The oracle: the same weights, but computed in float32."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODELS[name]))
         model = load_model(folder, device=DEVICE, dtype=torch.float32, load_format="dummy", kernels=_oracles())
@@ -231,14 +232,14 @@ def ratio(found: Tensor, right: Tensor) -> float:
 
 
 def agree(name: str, found: Tensor, alone: Tensor, right: Tensor) -> None:
-    """Against float32, ranks may be off by little more than one rank is."""
+    """Two ranks may be little further from float32 than one rank is."""
     here, there = ratio(found, right), ratio(alone, right)
     print(f"{name}: relative error {here:.2e} on two ranks, {there:.2e} on one")
     assert here <= FACTOR * there + SLACK, f"{here:.2e} on two ranks, {there:.2e} on one"
 
 
 def decoder(groups: Groups, name: str) -> None:
-    """Embedding, two layers and head of a prompt; a graph gives the bits of an eager run, also for another prompt."""
+    """Embedding, two layers and head of a prompt. A graph has the bits of an eager run, also for another prompt."""
     group, alone, model = groups.language, load(name), load(name, groups)
     right = in_float32(name, alone)
     step, other = prefill_step(model, 1), prefill_step(model, 2)
@@ -282,7 +283,7 @@ def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
 
 
 def tower(groups: Groups, name: str) -> None:
-    """Two blocks and the mergers over the ranks; then whole on each rank, with images of its own."""
+    """Two blocks and the mergers split over the ranks; then whole on each rank, with different images."""
     group, alone, model = groups.vision, load(name), load(name, groups)
     right = in_float32(name, alone)
     (step, units), (other, _) = vision_step(model, 1), vision_step(model, 2)

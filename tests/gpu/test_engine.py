@@ -1,11 +1,11 @@
-"""The whole engine at the dimensions of Qwen3-VL-8B on the GPU, bfloat16, made-up weights.
+"""The whole engine on the GPU at the dimensions of Qwen3-VL-8B, in bfloat16 with random weights.
 
 A replay and an eager run of the same padded bucket launch the same kernels on the same shapes, so tokens and
 log-probabilities agree to the last bit between full graphs, piecewise graphs and no graphs at all. A run without
 padding multiplies matrices of other shapes, which add up in another order: there only rounding may differ.
 
-`SACCADE_TEST_LAYERS=n` keeps n decoder layers, `SACCADE_TEST_REQUESTS=n` sends n requests instead of 200,
-`SACCADE_TEST_SECONDS=n` is how long memory is watched.
+`SACCADE_TEST_LAYERS=n` keeps n decoder layers, `SACCADE_TEST_REQUESTS=n` sends n requests instead of 200, and
+`SACCADE_TEST_SECONDS=n` watches memory for n seconds.
 """
 
 import os
@@ -57,7 +57,7 @@ MIB = 2**20
 
 
 def mixed_jobs(runner: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
-    """Short and long prompts, a third with an image or two, that come while others are being answered."""
+    """Short and long prompts, a third with one or two images, that arrive while others are being answered."""
     rng = np.random.default_rng(seed)
     jobs = []
     for i in range(count):
@@ -71,7 +71,7 @@ def mixed_jobs(runner: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
 
 
 def answer(model: Model, way: str) -> tuple[dict[str, Answer], str]:
-    """The answers of one way, and a line on how it went."""
+    """The answers of one mode, and a line of figures."""
     runner = new_runner(model, SIZES, way)
     started = time.perf_counter()
     if WAYS[way] is not None:
@@ -111,11 +111,11 @@ def test_the_same_padding_gives_the_same_bits(
     differing = [name for name in full if full[name].tokens != other[name].tokens]
     assert not differing, f"{len(differing)} of {len(full)} requests differ, such as {differing[:5]}"
     for name, found in full.items():
-        assert found.likeliest == other[name].likeliest, f"{name}: equal tokens, other log-probabilities"
+        assert found.likeliest == other[name].likeliest, f"{name}: equal tokens, different log-probabilities"
 
 
 class Traffic:
-    """Endless mixed requests with every kind of parameters, some of them aborted."""
+    """Endless mixed requests with all kinds of parameters, some of them aborted."""
 
     def __init__(self, engine: Engine, seed: int, num_prompts: int = 48) -> None:
         self.engine = engine
@@ -168,7 +168,7 @@ def used_bytes() -> int:
 
 
 def test_memory_is_flat(model: Model, show: Any) -> None:
-    """No `empty_cache` on the way: what the process holds is what another process cannot have."""
+    """Without `empty_cache`, so that this is the memory that other processes cannot have."""
     runner = new_runner(model, SIZES, "full")
     runner.capture()
     engine = new_engine(runner, SIZES, has_prefix_cache=True)
@@ -193,7 +193,7 @@ def test_memory_is_flat(model: Model, show: Any) -> None:
 
 
 def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> None:
-    """At the sizes that the server starts with. Kernels are compiled before, as the memory measurement does."""
+    """At the server's default sizes. As at start-up, measuring memory compiles the kernels first."""
     runner = new_runner(model, SERVING, "full", num_blocks=SERVING.max_model_len // SERVING.block_size + 1)
     started = time.perf_counter()
     runner.capture(largest_only=True)
@@ -215,11 +215,11 @@ def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> Non
 
 
 @pytest.mark.parametrize("name", ["Gemma-3-4B", "Qwen2.5-VL-7B"])
-def test_other_families_capture_all_that_a_server_would(
+def test_other_families_capture_all_graphs_of_a_server(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Any
 ) -> None:
-    """Attention is split by rows and by requests, so buckets of as many rows may launch kernels of their own; all must
-    be compiled and loaded when a capture begins. Few layers are enough for that. Two of three requests have images."""
+    """Attention is split by rows and by requests, so buckets with equally many rows may launch different kernels; all
+    must be compiled and loaded when a capture begins. A few layers show that. Two of three requests have images."""
     from tests.gpu.test_families import FAMILIES  # imports transformers
 
     monkeypatch.setenv("SACCADE_TEST_LAYERS", "7")  # Gemma: six with a window, one without
@@ -247,7 +247,7 @@ def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
 ) -> None:
     """All adversarial sequences, bucket by bucket and across buckets; every bit counts."""
     if way == "piecewise" and phase_name not in ("prefill", "decode"):
-        pytest.skip("no call leaves this phase's graph")
+        pytest.skip("this phase has no outside calls")
     runner = new_runner(model, SIZES, way)
     _fill_with_noise(runner)
     phase = getattr(runner, phase_name)
@@ -264,16 +264,16 @@ def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
 
 @pytest.mark.parametrize("phase_name", ["vision", "prefill"])
 def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model: Model, show: Any) -> None:
-    """`verify` without `same_shape` compares with eager runs without padding. A single row goes through kernels of its
-    own there, whose roundings the estimate does not move: a few values may lie further out than it allows. Where
-    padding does harm, most values of a row do."""
+    """`verify` without `same_shape` compares with eager runs without padding. There a single row runs in kernels of its
+    own, whose rounding the estimate does not cover, so a few values may exceed it. Harmful padding would change most
+    values of a row."""
     runner = new_runner(model, SIZES, "full")
     _fill_with_noise(runner)
     phase = getattr(runner, phase_name)
     few = with_buckets(phase, *few_buckets(phase, 3))
     few.capture_buckets()
     report = verify(few)
-    show(summary(report), f"right by the shipped tolerances: {report.is_right}")
+    show(summary(report), f"right within the default tolerance: {report.is_right}")
     for row in report.rows:
         assert not row.problem or is_a_stray(row.problem), row
 
@@ -294,7 +294,7 @@ def summary(report: VerifyReport) -> str:
 
 
 def _fill_with_noise(runner: DeviceExecutor) -> None:
-    """Nothing may be right because it is zero."""
+    """So that no result is right just because its inputs are zero."""
     state = runner.state
     for cache in state.caches:
         for part in cache:
@@ -308,11 +308,11 @@ def _fill_with_noise(runner: DeviceExecutor) -> None:
 
 
 def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
-    """Prompts with images, mixed steps and decode steps, with samplers and scores: the only wait is the ticket's."""
+    """Prompts with images, mixed steps and decode steps, sampling and scores: only `Ticket.wait` waits."""
     runner = new_runner(model, SIZES, "full")
     runner.capture()
     engine = new_engine(runner, SIZES)
-    Traffic(engine, seed=3).run(3.0, wanted=24)  # kernels that no graph holds are compiled here
+    Traffic(engine, seed=3).run(3.0, wanted=24)  # compiles kernels that are in no graph
     steps: dict[str, list[float]] = {}
     errors: list[Exception] = []
 
@@ -341,13 +341,13 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
         ),
     )
     assert not errors, errors[0]
-    assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails its request alone"
+    assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails only its request"
     assert {"Begin", "Encode", "Run prefill", "Run decode", "SampleTokens"} <= steps.keys()
 
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """An operation that makes the host wait raises."""
+    """Operations that make the host wait raise."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -1,12 +1,12 @@
 """Every family at its real dimensions on the GPU: bfloat16 with our kernels against transformers in float32.
 
-The weights are made on the GPU in the transformers model, rounded to bfloat16, and handed to ours through the same
-renaming that a checkpoint takes; nothing touches the disk. `SACCADE_TEST_LAYERS=n` keeps only n decoder layers.
+The weights are drawn on the GPU in the transformers model, rounded to bfloat16, and loaded into ours through the
+renaming of checkpoints; nothing touches the disk. `SACCADE_TEST_LAYERS=n` keeps only n decoder layers.
 
-What is asked: bfloat16 keeps 8 bits, so each of the few hundred roundings between embedding and last norm brings about
-2e-3, and how far they add up depends on the network, not on us. The yardstick is therefore transformers itself in
-bfloat16: our relative error against float32 may be at most 1.5 times its own, plus 2e-3 for luck. A wrong position,
-mask or weight shows as an error near 1; M-RoPE is broken on purpose to see that.
+bfloat16 has 8 bits of precision, so each of the few hundred roundings between embedding and last norm adds about 2e-3,
+and how they accumulate depends on the network. The yardstick is therefore transformers in bfloat16: our error relative
+to float32 may be at most 1.5 times as large, plus 2e-3 for luck. A wrong position, mask or weight causes an error near
+1; one test breaks M-RoPE on purpose to show that.
 """
 
 import gc
@@ -177,7 +177,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], Any, list[Grid]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt of text and images, as numbers that both sides understand."""
+    """One prompt of text and images, as numbers for both sides."""
 
     ids_T: Tensor
     is_image_T: Tensor
@@ -187,7 +187,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def _exact() -> Iterator[None]:
-    """Float32 means float32: no TF32 in products or convolutions of the oracle. Memory goes back afterwards."""
+    """The oracle computes in true float32, without TF32 in products or convolutions. Frees memory afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
@@ -208,7 +208,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def new_oracle(name: str, config: dict[str, Any]) -> Any:
-    """A transformers model in float32 on the GPU, its weights of a trained model's scale and rounded to bfloat16."""
+    """A float32 transformers model on the GPU, with weights at the scale of a trained model, rounded to bfloat16."""
     values = {key: value for key, value in config.items() if key != "architectures"}
     with torch.device(DEVICE):
         oracle = getattr(hf, config["architectures"][0])(FAMILIES[name][1](**values)).eval().float()
@@ -216,14 +216,14 @@ def new_oracle(name: str, config: dict[str, Any]) -> Any:
     generator = torch.Generator(DEVICE).manual_seed(0)
     for parameter in oracle.parameters():
         noise = torch.empty_like(parameter).normal_(generator=generator)
-        # Norms start at one (Gemma's at zero) and biases at zero; all of them must matter.
+        # Norms start at one (Gemma's at zero) and biases at zero; noise makes all of them matter.
         parameter.copy_(noise * parameter[0].numel() ** -0.5 if parameter.ndim > 1 else parameter + 0.05 * noise)
         parameter.copy_(parameter.bfloat16())
     return oracle
 
 
 def in_bfloat16(oracle: Any) -> Any:
-    """The oracle in bfloat16 as a loaded checkpoint would be: rotary frequencies stay in float32."""
+    """The oracle in bfloat16 like a loaded checkpoint: rotary frequencies stay in float32."""
     kept = {path: buffer.clone() for path, buffer in oracle.named_buffers()}
     oracle = oracle.bfloat16()
     for path, buffer in kept.items():
@@ -255,13 +255,13 @@ def _patch_values(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def oracle_hidden(oracle: Any, case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Last hidden states, rows of the tower and positions, by transformers."""
+    """Last hidden states, rows of the vision tower and positions, from transformers."""
     ids = case.ids_T[None].to(DEVICE)
     kinds = case.is_image_T[None].int().to(DEVICE)
     dtype = oracle.dtype
     if hasattr(oracle.model, "get_rope_index"):
         grids = torch.tensor(case.grids).to(DEVICE)
-        # A grid of several frames stands for several images here: positions as of an image with that grid.
+        # A grid of several frames counts as an image here, and gets the positions of one.
         positions, _ = oracle.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
         pixels = case.patches_PC.to(DEVICE).to(dtype)
         rows = oracle.model.visual(pixels, grid_thw=grids).pooler_output
@@ -283,7 +283,7 @@ def _images(case: Case) -> Tensor:
 
 
 def our_hidden(model: Model, case: Case, positions_3T: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same by us: one packed pass with padding for the tower, two chunks and padding for the decoder."""
+    """The same from our model: one packed, padded pass for the tower, two padded chunks for the decoder."""
     sources_T = torch.where(case.is_image_T, case.is_image_T.cumsum(0) - 1, -1).to(DEVICE)
     rows_LUD = None
     if case.grids:
@@ -306,7 +306,9 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_hidden_states_are_as_near_to_float32_as_transformers_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hidden_states_are_as_close_to_float32_as_those_of_transformers(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of(name)
     oracle = new_oracle(name, config)
     model = model_of(config, oracle.state_dict(), device=DEVICE, dtype=torch.bfloat16)
@@ -332,8 +334,8 @@ def test_hidden_states_are_as_near_to_float32_as_transformers_is(name: str, caps
         assert relative(broken, exact) > 3 * errors["hidden"][0], "losing M-RoPE must be visible"
 
 
-def test_experts_of_a_real_size_are_captured_and_replayed_on_other_rows() -> None:
-    """Qwen3-30B-A3B's mixture; the graph must follow a routing it was not captured with."""
+def test_experts_of_real_size_are_captured_and_replayed_on_other_rows() -> None:
+    """Qwen3-30B-A3B's experts. The graph must follow a routing that it was not captured with."""
     spec = MoESpec(num_experts=128, top_k=8, width=768, activation="silu", renormalise=True)
     device = torch.device(DEVICE)
     half, full = (
@@ -354,14 +356,14 @@ def test_experts_of_a_real_size_are_captured_and_replayed_on_other_rows() -> Non
         static_TD.copy_(x_TD)
         graph.replay()
         assert torch.equal(y_TD, half(x_TD))
-        # Near ties of the router fall either way in bfloat16, so a few rows may choose another expert.
+        # Near ties of the router go either way in bfloat16, so a few rows may choose another expert.
         exact_TD = dense_experts(full, x_TD.float())
         errors_T = (y_TD.float() - exact_TD).norm(dim=1) / exact_TD.norm(dim=1)
         assert float(errors_T.median()) < 1e-2
 
 
 def dense_experts(moe: MoE, x_TD: Tensor) -> Tensor:
-    """Every expert over every row, weighted; most weights are zero."""
+    """Runs every expert on every row, weighted; most weights are zero."""
     weights_TA, chosen_TA = moe.router(x_TD).softmax(-1).topk(moe.spec.top_k)
     weights_TA = weights_TA / weights_TA.sum(-1, keepdim=True)
     weights_TN = torch.zeros(len(x_TD), moe.spec.num_experts, device=x_TD.device).scatter(1, chosen_TA, weights_TA)

@@ -1,4 +1,4 @@
-"""The graph core on a GPU: replays against eager runs, real varlen attention, no allocation, no wait."""
+"""The graph core on a GPU: replays against eager runs, real varlen attention, no allocations, no waits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ class TestOnCuda(Mutations):
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_replay_is_bit_identical_to_the_body_run_eagerly_on_the_same_buffers(mode: Mode, dtype: torch.dtype) -> None:
+def test_a_replay_is_bit_identical_to_an_eager_run_on_the_same_buffers(mode: Mode, dtype: torch.dtype) -> None:
     capacity = Capacity.of(tokens=96, segments=8)
     phase = toy.make_phase(((96, 8),), encoder=toy.Encoder(dtype=dtype), device="cuda")
     arena = phase.arena
@@ -64,8 +64,8 @@ def torch_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> T
 
 
 def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> Tensor:
-    """Its tiles reach past the end of a segment: those keys get weight zero, but zero times NaN is NaN. So values
-    must be finite everywhere, padding included."""
+    """Its tiles reach past the end of a segment. Keys there get weight zero, but zero times NaN is NaN, so values must
+    be finite everywhere, including padding."""
     interface = pytest.importorskip("flash_attn.cute.interface")
     attended = interface.flash_attn_varlen_func(
         q, k, v.nan_to_num(), cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest
@@ -214,7 +214,7 @@ def test_the_host_may_run_ahead_of_the_device(mode: Mode) -> None:
     expected = [runner.eager(values, copy_out)["y"] for values in batches]
     torch.cuda.synchronize()
     for _ in range(20):
-        busy = busy @ busy * 1e-3  # the device is behind from the start
+        busy = busy @ busy * 1e-3  # puts the device behind from the start
     actual = [runner.run(values, copy_out)["y"] for values in batches]
     for mine, right in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-4)
@@ -245,7 +245,7 @@ def test_smaller_buckets_fit_into_the_memory_of_the_largest() -> None:
 
 
 def test_costs_are_measured_on_the_device() -> None:
-    """Which way is faster is the device's business; that both were timed at every size is ours."""
+    """Which is faster depends on the device; both must be timed at every size."""
     runner = toy.make_runner(device="cuda")
     costs = runner.calibrate()
     for curve in (costs.eager, costs.graph):

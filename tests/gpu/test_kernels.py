@@ -1,4 +1,4 @@
-"""Kernels on the GPU in bfloat16, at the dimensions of real models, against the float32 oracle; inside graphs too."""
+"""bfloat16 kernels on the GPU at the dimensions of real models, against the float32 oracle, also inside graphs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ def kernels() -> Kernels:
 
 
 def every_attention(*, is_paged: bool) -> list[AttentionDispatch]:
-    """What this GPU gets, torch's backend where it has one, and Triton alone."""
+    """The backends chosen for this GPU, Triton alone, and torch's if available."""
     from saccade.kernels.adapters import load_torch_varlen
     from saccade.kernels.fused_attention import TritonAttention
 
@@ -36,7 +36,7 @@ def every_attention(*, is_paged: bool) -> list[AttentionDispatch]:
 
 
 def error_of(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of the expected, in float64."""
+    """The norm of the difference relative to that of the expected result, in float64."""
     assert torch.isfinite(actual).all()
     actual, expected = actual.double().cpu(), expected.double().cpu()
     return float((actual - expected).norm() / expected.norm())
@@ -124,8 +124,8 @@ def test_varlen_attention_in_and_out_of_a_graph(
             check(out, expected, 1e-2)
 
 
-def test_varlen_poisoned_padding_changes_nothing(kernels: Kernels) -> None:
-    """flash-attn-4 weighs the values behind a segment with zero, so those must be finite; all else may be NaN."""
+def test_poisoned_padding_changes_nothing_in_varlen_attention(kernels: Kernels) -> None:
+    """flash-attn-4 gives values past a segment weight zero, so they must be finite; all else may be NaN."""
     q, k, v = qkv_slices(1000, 16, 16, 72, seed=7, dtype=BF16, device="cuda")
     for attention in every_attention(is_paged=False):
         attend = attention.varlen_attention
@@ -179,7 +179,7 @@ def run_paged(
 ) -> None:
     """Captures with the first batch, then refills the same buffers with each batch.
 
-    flash-attn-4 wants finite values in the unused slots of a used block, so there the cache's poison is large numbers.
+    flash-attn-4 needs finite values in the unused slots of a used block, so its cache is poisoned with large numbers.
     """
     settings: dict[str, Any] = {"max_query": max_query, "max_keys": max_keys, "scale": width**-0.5, **options}
     for attention in every_attention(is_paged=True):
@@ -237,7 +237,7 @@ def test_paged_limits_of_gemma3(kernels: Kernels) -> None:
 
 
 def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Warms the body up on a side stream, captures it, and returns the graph with its output."""
+    """Warms up the body on a side stream, captures it, and returns the graph with its output."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -251,12 +251,13 @@ def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     return graph, out
 
 
-def test_kernels_that_overlap_read_what_their_predecessors_wrote(kernels: Kernels) -> None:
-    """A chain of single rows, whose products norm them and read weights before their inputs are there: the same bits as
-    without overlap, every time. All results are kept, so that a stale one is another one's memory."""
+def test_overlapping_kernels_read_what_their_predecessors_wrote(kernels: Kernels) -> None:
+    """A chain of single rows, whose products norm them and read weights before their inputs are ready, always has the
+    bits of a chain without overlap. Two rows take turns, so that leftovers of the last replay are wrong."""
     width, count = 4096, 24
     weights = [cuda(width, width, seed=i) * width**-0.5 for i in range(count)]
-    norm, start = cuda(width, seed=99), cuda(1, width, seed=100)
+    norm, starts = cuda(width, seed=99), [cuda(1, width, seed=seed) for seed in (100, 101)]
+    start = starts[0].clone()
 
     def chain() -> list[Tensor]:
         x, residual, rows = start, start, []
@@ -269,12 +270,16 @@ def test_kernels_that_overlap_read_what_their_predecessors_wrote(kernels: Kernel
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(overlap, "_can_overlap", lambda device: False)
-        right = torch.cat(chain())
+        expected = []
+        for row in starts:
+            start.copy_(row)
+            expected.append(torch.cat(chain()))
     graph = torch.cuda.CUDAGraph()
     chain()
     with torch.cuda.graph(graph):
         found = torch.cat(chain())
-    for _ in range(50):
+    for row, right in zip(starts * 25, expected * 25, strict=True):
+        start.copy_(row)
         found.fill_(float("nan"))
         graph.replay()
         assert torch.equal(found, right)

@@ -1,4 +1,4 @@
-"""Matrix products on Hopper in bfloat16, by whichever kernel is chosen for the shape, against float32."""
+"""bfloat16 matrix products on Hopper, by the kernel chosen for each shape, against float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sampling on the GPU at the vocabularies of real models, against the CPU oracle, and inside a graph."""
+"""Sampling on the GPU with the vocabularies of real models, against the CPU oracle, and inside a graph."""
 
 import pytest
 import torch
@@ -24,10 +24,10 @@ def normal(*shape: int, seed: int, scale: float = 3.0) -> Tensor:
 
 @pytest.mark.parametrize(("vocabulary", "scale"), [(QWEN, 3.0), (QWEN, 0.3), (GEMMA, 3.0)])
 def test_draws_what_the_oracle_draws(vocabulary: int, scale: float) -> None:
-    """The two round exponentials, logarithms and sums differently, in the last bits.
+    """The two round exponentials, logarithms and sums differently in the last bits.
 
-    So the set that top-p keeps may end one token earlier or later, and two scores that agree to six digits may swap:
-    rare, but not never, at 10^5 tokens a row. What needs no rounding, top-k, is the same in every row.
+    So the set that top-p keeps may end one token earlier or later, and two scores that agree to six digits may swap,
+    which happens now and then with 10^5 tokens per row. Top-k needs no rounding and is the same in every row.
     """
     from saccade.kernels import fused_sampling
 
@@ -59,7 +59,7 @@ def test_equal_logits_are_kept_together() -> None:
 
 
 def test_a_token_depends_on_its_own_row_only(sampling: SamplingKernels) -> None:
-    """Bit for bit: alone, among 255 others, and beside poisoned rows."""
+    """Bit for bit: alone, among 255 others, and next to poisoned rows."""
     rows = rows_of((SETTINGS * 20)[:256], QWEN, seed=3).to("cuda")
     together, _ = sampling.sample(*rows.inputs)
     for row in range(0, 256, 5):
@@ -146,7 +146,7 @@ def edited(
 
 
 def test_a_captured_step_follows_its_parameters(sampling: SamplingKernels) -> None:
-    """Capture with one set of rows, replay with others: bit-equal to running them eagerly, and no host wait inside."""
+    """Captured with one set of rows and replayed with others, it has the bits of eager runs and never waits."""
     cases = [rows_of((SETTINGS * 5)[first : first + 48], QWEN, seed=first).to("cuda") for first in (1, 7, 12)]
     static = Rows(*(x.clone() for x in cases[0].inputs))
     seen, slots = torch.zeros(48, QWEN, dtype=torch.int32, device="cuda"), torch.arange(48, device="cuda")

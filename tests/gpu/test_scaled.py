@@ -1,4 +1,4 @@
-"""Weights in e4m3 on the GPU: every kernel against its oracle, on random rows, with rows that are not finite beside."""
+"""e4m3 weights on the GPU: every kernel against its oracle, on random rows, also next to non-finite rows."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def error_of(found: Tensor, right: Tensor) -> float:
 
 
 def agree(found: Scaled, right: Scaled) -> None:
-    """Almost all numbers to the bit: a quotient on the edge between two may fall to either side."""
+    """Almost all numbers agree to the bit; a quotient halfway between two may round either way."""
     torch.testing.assert_close(found.scales, right.scales, rtol=1e-5, atol=0.0)
     differ = found.data.view(torch.uint8) != right.data.view(torch.uint8)
     assert differ.float().mean() < 1e-3
@@ -88,7 +88,7 @@ def test_products(kernels: Kernels, layout: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_that_is_not_finite_spoils_itself_alone(kernels: Kernels, layout: str) -> None:
+def test_a_non_finite_row_spoils_only_itself(kernels: Kernels, layout: str) -> None:
     weight = random_weight(layout, 256, 512, seed=10)
     x = randn(8, 512, seed=11)
     right = kernels.multiply(x, weight)
@@ -96,7 +96,7 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(kernels: Kernels, layout: 
     found = kernels.multiply(x, weight)
     others = [0, 1, 2, 4, 5, 7]
     assert torch.equal(found[others], right[others])
-    assert found[3].isnan().all(), "what is not a number never becomes one"
+    assert found[3].isnan().all(), "NaN stays NaN"
     if layout != "given":
         assert not found[6].isfinite().all()
 

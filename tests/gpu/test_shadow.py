@@ -1,5 +1,5 @@
-"""Shadow checks on the GPU: replays of live traffic are bit for bit what eager runs are, and a graph that gets wrong is
-found. `SACCADE_TEST_LAYERS=n` keeps n decoder layers."""
+"""Shadow checks on the GPU: replays of live traffic have the bits of eager runs, and a graph that goes wrong is found.
+`SACCADE_TEST_LAYERS=n` keeps n decoder layers."""
 
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ def checked(engine: Engine) -> list[Mismatch]:
     return found
 
 
-def test_right_graphs_are_found_right_and_memory_stays_flat(engine: Engine) -> None:
+def test_right_graphs_pass_and_memory_stays_flat(engine: Engine) -> None:
     taken = []
     for seed in range(3):
         drive(engine, mixed_jobs(executor_of(engine), 12, seed=seed))
@@ -64,7 +64,7 @@ def test_right_graphs_are_found_right_and_memory_stays_flat(engine: Engine) -> N
     assert max(taken) - taken[0] < MIB
 
 
-def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
+def test_a_graph_that_goes_wrong_is_found(engine: Engine) -> None:
     drive(engine, mixed_jobs(executor_of(engine), 8, seed=1))
     assert checked(engine) == []
     runner = executor_of(engine).decode
@@ -76,7 +76,7 @@ def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
     assert found and {mismatch.key.phase for mismatch in found} == {"decode"}
 
 
-def test_an_interrupted_check_leaves_nothing_wrong(engine: Engine) -> None:
+def test_an_interrupted_check_does_no_harm(engine: Engine) -> None:
     drive(engine, mixed_jobs(executor_of(engine), 8, seed=1))
     for patience in np.linspace(1, 400, 20).astype(int).tolist():
         if engine.idle.can_check:

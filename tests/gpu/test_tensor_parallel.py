@@ -1,7 +1,5 @@
-"""Tensor parallelism on a GPU: two ranks, processes of their own, on one device. They take turns, so nothing is timed.
-
-`python3 -m pytest tests/gpu/test_tensor_parallel.py`; the cases are in `rank_cases`.
-"""
+"""Tensor parallelism with two rank processes on one GPU. They take turns, so nothing is timed. The cases are in
+`rank_cases`."""
 
 from functools import cache
 
@@ -21,6 +19,6 @@ def found() -> dict[str, str]:
 
 @pytest.mark.parametrize("case", rank_cases.CASES)
 def test_two_ranks_on_one_gpu(case: str) -> None:
-    """Sums against float32; hidden states of two ranks against those of one, within bfloat16's error; graphs against
-    eager runs, bit for bit; all ranks the same bits."""
+    """Sums agree with float32; hidden states of two ranks with those of one, within bfloat16's error; graphs with eager
+    runs, bit for bit; and all ranks have the same bits."""
     assert not found()[case], found()[case]

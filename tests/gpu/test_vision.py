@@ -1,4 +1,4 @@
-"""The vision path on the GPU at the dimensions of Qwen3-VL-8B and Qwen2.5-VL-7B: kernels, pixels, memory."""
+"""Vision on the GPU at the dimensions of Qwen3-VL-8B and Qwen2.5-VL-7B: kernels, pixels, memory."""
 
 from typing import Any
 
@@ -113,13 +113,13 @@ class TestPixels:
         return ours.float().cpu(), theirs
 
     @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
-    def test_many_pictures_in_one_go_and_in_bands(self, model: Model, slot_bytes: int) -> None:
+    def test_many_pictures_at_once_and_in_bands(self, model: Model, slot_bytes: int) -> None:
         pictures = self.pictures(model, [(560, 560), (224, 900), (33, 40), (1080, 720), (64, 64)])
         ours, theirs = self.both(model, pictures, StagedPixels(torch.device(DEVICE), self.shapes(model), slot_bytes))
         assert (ours - theirs).abs().max() <= 1.01 / 255 / 0.5 + 0.005  # one level, and bfloat16
 
-    def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
-        """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
+    def test_staging_is_not_overwritten_before_its_copy_is_done(self, model: Model) -> None:
+        """A busy device delays the copies, while the host goes around the ring several times."""
         staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
         rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_STAGING_SLABS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
@@ -131,7 +131,7 @@ class TestPixels:
         for out, right in zip(outs, expected, strict=True):
             assert torch.equal(out.float().cpu(), right)
 
-    def test_preprocessing_takes_no_memory(self, model: Model) -> None:
+    def test_preprocessing_allocates_no_memory(self, model: Model) -> None:
         staged = StagedPixels(torch.device(DEVICE), self.shapes(model))
         pictures = self.pictures(model, [(560, 560)])
         out = torch.zeros(pictures[0].num_rows, 1536, dtype=BF16, device=DEVICE)
@@ -156,7 +156,7 @@ def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
 
 
 class Passes:
-    """Images of these sizes through an encoder."""
+    """Composes and runs vision passes in an encoder."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -211,11 +211,11 @@ class TestMemory:
         images.capture_usual()
         assert encoder.graphs.catalogue.exact.is_full
         before = _used_bytes()
-        for i in range(8):  # each hotter than a graph that nobody used
+        for i in range(8):  # each hotter than an unused graph
             for _ in range(3):
                 images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
             layout = encoder.graphs.catalogue.exact.next_pending()
-            assert layout is not None, "it came often enough"
+            assert layout is not None, "it is hot"
             images.capture(layout)
             images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
         torch.cuda.synchronize()
@@ -225,7 +225,7 @@ class TestMemory:
         assert after - before <= 8 * MIB, "less than a graph each"
 
 
-def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
+def test_a_short_verification_passes_and_covers_every_phase(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
     report = check_graphs(runner)

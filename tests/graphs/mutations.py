@@ -1,4 +1,4 @@
-"""Every way we know of getting a graph wrong, to be run on each device: `verify` and `audit` must find them all."""
+"""Every way we know to get a graph wrong, for each device: `verify` and `audit` must find them all."""
 
 import sys
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class Mutations:
         self.assert_audit_finds(self.runner(encoder=toy.Encoder(host.attend), buckets=((18, 3),)), "frozen: ")
 
     def test_the_frozen_boundary_of_sglang_16902(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Shown directly: equal rows, [4, 6, 8] and [5, 5, 8], one graph with frozen boundaries, one (wrong) answer."""
+        """Shown directly: a graph with frozen boundaries gives [4, 6, 8] and [5, 5, 8] the same answer."""
         host = toy.HostCopy(monkeypatch)
         runner = self.runner(encoder=toy.Encoder(host.attend), buckets=((18, 3),))
         capacity = Capacity.of(tokens=18, segments=3)
@@ -96,24 +96,24 @@ class Mutations:
             self.assert_audit_finds(self.runner(encoder=toy.Encoder(toy.read_back)), "frozen: ")
 
     def test_boundaries_read_between_the_pieces_are_never_stale(self) -> None:
-        """A call between pieces runs anew at each replay, so what it reads on the host is live."""
+        """A call between pieces runs at each replay, so the host values that it reads are live."""
         runner = self.runner(GraphSettings(mode=Mode.PIECEWISE), encoder=toy.Encoder(toy.read_back))
         assert verify(runner).is_right
         assert audit(runner).is_right
 
-    def test_padding_that_is_not_fenced_off_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_padding_that_leaks_into_a_segment_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fill = Arena.fill
 
         def swallow_padding(arena: Arena, batch: Batch, capacity: Mapping[str, int]) -> None:
             fill(arena, batch, capacity)
             cu = arena.views(capacity)["cu"]
-            cu[cu == batch.sizes["tokens"]] = capacity["tokens"]  # the last segment takes the padded rows in
+            cu[cu == batch.sizes["tokens"]] = capacity["tokens"]  # the last segment swallows the padded rows
 
         monkeypatch.setattr(Arena, "fill", swallow_padding)
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner())
         self.assert_audit_finds(self.runner(), "padding: 'cu' does not hold the batch, padded by DummySegment")
 
-    def test_what_one_batch_leaves_for_the_next_is_found(self) -> None:
+    def test_state_that_one_batch_leaves_for_the_next_is_found(self) -> None:
         class Leaky(toy.Encoder):
             def __init__(self) -> None:
                 super().__init__()
@@ -126,8 +126,8 @@ class Mutations:
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner(encoder=Leaky()))
         self.assert_audit_finds(self.runner(encoder=Leaky()), "undeclared write: a replay changes 'running'")
 
-    def test_what_is_read_before_it_is_written_is_found(self) -> None:
-        """Only NaN shows it: what an earlier batch left there is a number."""
+    def test_a_buffer_read_before_it_is_written_is_found(self) -> None:
+        """Only NaN shows it: what earlier batches leave there are valid numbers."""
 
         class Stale(toy.Encoder):
             def forward(self, frame: Frame) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class Mutations:
         assert self.wrong_sequences(self.runner(encoder=Stale())) == {"poisoned"}
 
     def test_a_cached_view_of_an_output_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # the guard that would refuse it
+        monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # disables the guard that would refuse it
         assert "equal totals" in self.wrong_sequences(self.runner(), consume=dict)
         self.assert_audit_finds(self.runner(), "kept: the consumer keeps a view", consume=dict)
 
@@ -146,7 +146,7 @@ class Mutations:
 
     @staticmethod
     def regrow(runner: GraphRunner) -> None:
-        """What a workspace that grows after capture does (sglang#29216): older graphs read the old memory."""
+        """A workspace that grows after capture (sglang#29216): older graphs read the old memory."""
         storages = runner.phase.arena._storages
         storages["x"] = torch.zeros_like(storages["x"])
 
@@ -163,7 +163,7 @@ class Mutations:
         assert all("'x' was at 0x" in row.problem for row in verify(runner).rows)
 
     def test_an_input_lost_at_capture_is_found(self) -> None:
-        """sglang#33726: captured on text alone, the graph never adds the rows that images bring."""
+        """sglang#33726: captured on text only, the graph never adds the rows of images."""
 
         class Lost(toy.Encoder):
             def forward(self, frame: Frame) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ class Mutations:
         self.assert_audit_finds(self.runner(encoder=Lost()), "another body: ")
 
     def test_a_write_lost_at_capture_is_found(self) -> None:
-        """Although the eager run before has written what the replay did not."""
+        """Even though the eager run before it wrote what the replay does not."""
 
         class Writing(toy.Encoder):
             def __init__(self) -> None:
@@ -205,8 +205,8 @@ class Mutations:
         assert self.wrong_sequences(runner) == SEQUENCES
 
     def test_a_host_value_that_no_replay_shows_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A bound from the host's copy that no example comes near: every replay is right, and the next batch may not
-        be."""
+        """A bound from the host's copy that no example reaches: every replay is right, but the next batch may be
+        wrong."""
         host = toy.HostCopy(monkeypatch)
 
         class Bounded(toy.Encoder):
@@ -231,7 +231,7 @@ class Mutations:
         self.assert_audit_finds(runner, "frozen: ")
 
     def test_an_input_that_examples_never_vary_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All examples say 2, and so does the capture."""
+        """All examples have a scale of 2, and so does the capture."""
         seen: dict[str, float] = {}
         runner = self.scaled(lambda frame: seen["scale"])
         admit = Arena.admit
@@ -270,7 +270,7 @@ class Mutations:
         return GraphRunner(phase)
 
     def test_a_write_at_a_frozen_slot_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing that is compared shows where it writes."""
+        """No compared output shows where it writes."""
         host = toy.HostCopy(monkeypatch)
 
         class Writing(toy.Encoder):

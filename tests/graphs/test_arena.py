@@ -64,7 +64,7 @@ def test_a_batch_and_its_padding_land_in_the_views() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 4), st.integers(0, 2))
-def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: int, more_segments: int) -> None:
+def test_padded_rows_form_their_own_segment(lengths: list[int], more_rows: int, more_segments: int) -> None:
     total = sum(lengths)
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="segments")]
     arena = Arena(buffers, {"tokens": 40, "segments": 9}, "cpu")
@@ -77,7 +77,7 @@ def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: i
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 15))
-def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int], padded: int) -> None:
+def test_padded_rows_are_split_into_segments_within_the_limit(lengths: list[int], padded: int) -> None:
     total = sum(lengths)
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
     arena = Arena(buffers, {"tokens": 40, "windows": 9}, "cpu")
@@ -95,8 +95,8 @@ def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int]
         assert arena.misfit(batch.sizes, too_few) == f"windows: {exact['windows']} > {exact['windows'] - 1}"
 
 
-def test_what_a_slab_held_before_never_shows() -> None:
-    """Host slabs are used in turn, by all capacities: every fill writes its own padding over what lay there."""
+def test_old_content_of_a_slab_never_shows() -> None:
+    """All capacities share the ring of host slabs: every fill overwrites old content with its own padding."""
     arena, rng = make_arena(), np.random.default_rng(5)
     capacities = [Capacity.of(tokens=t, segments=s) for t in (6, 11, 16) for s in (3, 5)]
     for _ in range(60):
@@ -112,15 +112,15 @@ def test_what_a_slab_held_before_never_shows() -> None:
         assert views["cu"].tolist() == given_values["cu"] + [capacity["tokens"]] * (capacity["segments"] - len(lengths))
 
 
-def test_the_host_writes_ahead_of_copies_that_still_run() -> None:
+def test_the_host_can_write_ahead_of_pending_copies() -> None:
     staging = Staging(4, torch.device("cpu"))
     turns = [staging.next_slab() for _ in range(2 * NUM_STAGING_SLABS)]
     assert len({turn for turn, _ in turns[:NUM_STAGING_SLABS]}) == NUM_STAGING_SLABS
     assert len({slab.ctypes.data for _, slab in turns}) == NUM_STAGING_SLABS
 
 
-def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
-    """Nothing that is remembered for a capacity may hide that a buffer moved."""
+def test_a_replaced_storage_is_filled_and_has_a_new_address() -> None:
+    """No cache may hide that a buffer moved."""
     arena, capacity = make_arena(), Capacity.of(tokens=8, segments=2)
     arena.fill(arena.admit(values(3)), capacity)
     before, old = arena.pointers(), arena._storages["x"]
@@ -133,14 +133,14 @@ def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
     assert arena.owns(arena.views(capacity)["x"]) and not arena.owns(old)
 
 
-def test_falling_boundaries_are_seen_in_unsigned_arrays_too() -> None:
+def test_decreasing_boundaries_are_found_in_unsigned_arrays_too() -> None:
     with pytest.raises(GraphError, match="fall from 3 to 2 at 2"):
         make_arena().admit({**values(2, 3), "cu": np.asarray([0, 3, 2, 5], dtype=np.uint32)})
 
 
 def test_a_segment_longer_than_its_limit_is_refused() -> None:
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
-    with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5; the longest may be 4"):
+    with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5 tokens; the limit is 4"):
         Arena(buffers, {"tokens": 9, "windows": 9}, "cpu").admit({"x": torch.randn(7), "cu": [0, 2, 7]})
 
 
@@ -179,6 +179,14 @@ def test_rows_written_in_place_are_not_copied() -> None:
         arena.rows("three", 2)
 
 
+def test_a_view_that_has_other_strides_in_a_larger_bucket_is_refused() -> None:
+    """Columns of a smaller bucket are packed more densely, so they are not the first columns of a larger one."""
+    arena = make_arena()
+    ready = {**values(3), "three": arena.views(Capacity.of(tokens=3, segments=2))["three"]}
+    with pytest.raises(GraphError, match=r"input 'three' of strides .* is a view of the arena"):
+        arena.admit(ready)
+
+
 def test_poison_reaches_padding_only() -> None:
     arena = make_arena()
     batch, capacity = arena.admit(values(5)), Capacity.of(tokens=8, segments=2)
@@ -194,7 +202,7 @@ def test_poison_reaches_padding_only() -> None:
 
 
 BAD_BATCHES = [
-    ({"x": None}, "input 'x' is a NoneType; give a tensor"),
+    ({"x": None}, "input 'x' is a NoneType; pass a tensor"),
     ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
     ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
     ({"three": torch.zeros(5, dtype=torch.int64)}, r"'three' has shape \(5,\); the buffer is \(3, 'tokens'\)"),
@@ -206,12 +214,12 @@ BAD_BATCHES = [
     ({"cu": [0, 4]}, "boundaries 'cu' end at 4; the batch has 5 tokens"),
     ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, last, three"),
     ({"x": torch.zeros(5, 3, device="meta")}, r"input 'x' is on meta; the buffer is on cpu \(or pin it\)"),
-    ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; give the host's copy"),
+    ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; pass the host's copy"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_BATCHES)
-def test_a_bad_batch_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_bad_batch_names_the_input(change: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         make_arena().admit({**values(2, 3), **change})
 
@@ -228,7 +236,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written() -> No
     batch = arena.admit(values(2, 3, 4))
     assert arena.misfit(batch.sizes, Capacity.of(tokens=9, segments=3)) is None
     assert arena.misfit(batch.sizes, Capacity.of(tokens=8, segments=3)) == "tokens: 9 > 8"
-    # one more row of padding needs one more segment to hold it
+    # a row of padding needs a segment of its own
     assert arena.misfit(batch.sizes, Capacity.of(tokens=10, segments=3)) == "segments: 4 > 3"
     with pytest.raises(GraphError, match="does not fit segments=3 tokens=10: segments: 4 > 3"):
         arena.fill(batch, Capacity.of(tokens=10, segments=3))
@@ -250,7 +258,7 @@ def test_a_bad_declaration_is_refused(buffers: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 + 7, -(2**31) - 1])
-def test_numbers_that_do_not_fit_their_buffer_are_refused(number: int) -> None:
+def test_numbers_outside_the_range_of_their_buffer_are_refused(number: int) -> None:
     """As an int32, 2**32 + 7 would be 7."""
     arena = Arena([metadata("slots", ("tokens",)), output("y", ("tokens",), torch.float32)], {"tokens": 4}, "cpu")
     for values in ([0, number], np.asarray([0, number]), torch.tensor([0, number])):

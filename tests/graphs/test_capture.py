@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from saccade.config import Mode
 from saccade.errors import AddressError, CaptureError, GraphError
@@ -32,7 +33,7 @@ CAPACITY = Capacity.of(tokens=16, segments=4)
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_replay_is_bit_identical_to_the_body_run_eagerly_on_the_same_buffers(mode: Mode) -> None:
+def test_a_replay_is_bit_identical_to_an_eager_run_on_the_same_buffers(mode: Mode) -> None:
     phase = toy.make_phase()
     arena = phase.arena
     arena.fill(arena.admit(toy.batch(16)), CAPACITY)
@@ -46,7 +47,7 @@ def test_a_replay_is_bit_identical_to_the_body_run_eagerly_on_the_same_buffers(m
         assert torch.equal(replayed, arena.views(CAPACITY)["y"])
 
 
-def test_a_piecewise_graph_is_pieces_with_calls_between_them() -> None:
+def test_a_piecewise_graph_alternates_pieces_and_calls() -> None:
     phase = toy.make_phase()
     lane = lane_for(phase.arena.device)
     full = capture(phase.body, GraphKey("toy", Mode.FULL, CAPACITY), phase.arena, lane, state=phase.state)
@@ -55,7 +56,7 @@ def test_a_piecewise_graph_is_pieces_with_calls_between_them() -> None:
     assert len(piecewise.steps) == 2 * toy.LAYERS + 1
 
 
-def test_calls_outside_read_live_host_values_and_pieces_do_not() -> None:
+def test_outside_calls_read_live_host_values_and_pieces_do_not() -> None:
     factor = [2.0]
 
     def scaled(a: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def body_with_result(make: object) -> object:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_result_of_a_break_may_have_another_layout(mode: Mode) -> None:
+def test_the_result_of_an_outside_call_may_have_another_layout(mode: Mode) -> None:
     def transposed_twice(a: Tensor) -> Tensor:
         return a.t().contiguous().t().reshape(4, 2, 3)
 
@@ -90,7 +91,7 @@ def test_the_result_of_a_break_may_have_another_layout(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_another_element_count_is_an_error_that_shows_both_shapes(mode: Mode) -> None:
+def test_a_result_that_does_not_fit_its_buffer_is_an_error_with_both_shapes(mode: Mode) -> None:
     with pytest.raises(GraphError, match=r"\(3, 6\) torch.float32; its buffer is \(4, 6\) torch.float32"):
         captured(body_with_result(lambda a: a[:3]), mode)
     with pytest.raises(GraphError, match=r"\(4, 6\) torch.float64; its buffer is \(4, 6\) torch.float32"):
@@ -101,7 +102,7 @@ def double(a: Tensor) -> Tensor:
     return a + a
 
 
-def test_a_temporary_cannot_cross_a_break() -> None:
+def test_a_temporary_cannot_cross_a_graph_break() -> None:
     def body(frame: Frame) -> dict[str, Tensor]:
         return {"y": frame.outside(double, frame["x"] * 2, out="b")}
 
@@ -128,20 +129,20 @@ def test_a_body_that_waits_for_the_device_cannot_be_captured() -> None:
 
 
 def test_an_undeclared_output_is_named() -> None:
-    with pytest.raises(GraphError, match="body gave 'z'; the declared outputs are y"):
+    with pytest.raises(GraphError, match="body returned 'z'; declared outputs are y"):
         captured(lambda frame: {"z": frame["x"]}, Mode.FULL)
 
 
-def test_a_regrown_buffer_is_refused_by_name() -> None:
+def test_the_error_for_a_regrown_buffer_names_it() -> None:
     replay, arena = captured(lambda frame: {"y": frame["x"] * 2}, Mode.FULL)
     replay()
     arena._storages["x"] = torch.zeros(999)
-    with pytest.raises(AddressError, match=r"graph \[toy/full tokens=4\] .*: 'x' was at 0x\w+ and is at"):
+    with pytest.raises(AddressError, match=r"graph \[toy/full tokens=4\] .*: 'x' was at 0x\w+ and is now at"):
         replay()
 
 
 @pytest.mark.parametrize("move", ["replace", "data", "remove"])
-def test_a_moved_weight_is_refused_by_name(move: str) -> None:
+def test_the_error_for_a_moved_weight_names_it(move: str) -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).eval()
     replay, _ = captured(lambda frame: {"y": module(frame["x"])}, Mode.FULL, module)
     replay()
@@ -155,19 +156,30 @@ def test_a_moved_weight_is_refused_by_name(move: str) -> None:
         replay()
 
 
+def test_captured_memory_outlives_a_parameter_that_gets_other_memory() -> None:
+    """The check for moved weights runs after the launch, so until then the old memory must not belong to others."""
+    module = nn.Linear(6, 6)
+    replay, _ = captured(lambda frame: {"y": frame["x"] + module.bias}, Mode.FULL, module)
+    old = StorageWeakRef(module.bias.untyped_storage())
+    module.bias.data = torch.randn(6)
+    assert not old.expired()
+    with pytest.raises(AddressError, match="'bias' was at"):
+        replay()
+
+
 CHANGES: dict[str, tuple[Callable[[nn.Sequential], object], str]] = {
     "a submodule is replaced": (lambda module: module.__setitem__(0, nn.Linear(6, 6)), "'0' was replaced"),
-    "a bias that was None is there": (lambda module: setattr(module[0], "bias", _bias()), "'0.bias' was replaced"),
+    "a bias that was None is set": (lambda module: setattr(module[0], "bias", _bias()), "'0.bias' was replaced"),
     "a parameter is added": (lambda module: module[0].register_parameter("more", _bias()), "'0._parameters' had 2"),
     "a hook is added": (
         lambda module: module[0].register_forward_hook(lambda *call: None),
-        "'0._forward_hooks' had 0 entries and has 1",
+        "'0._forward_hooks' had 0 entries and now has 1",
     ),
-    "a hook before it is added": (
+    "a pre-hook is added": (
         lambda module: module.register_forward_pre_hook(lambda *call: None),
         "'_forward_pre_hooks' had 0 entries",
     ),
-    "it is put into training": (lambda module: module.train(), "'training' was replaced"),
+    "training is switched on": (lambda module: module.train(), "'training' was replaced"),
 }
 
 
@@ -178,7 +190,7 @@ def _bias() -> nn.Parameter:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("declared", ["as a module", "as a dictionary", "not at all"])
 def test_a_changed_module_is_refused_however_it_was_declared(change: str, declared: str) -> None:
-    """A dictionary of parameters knows nothing of what replaces them: the module that the body closes over does."""
+    """A dictionary of parameters does not see replacements, but the module that the body closes over does."""
     module = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Dropout()).eval()
     states: dict[str, Mapping[str, Tensor]] = {
         "as a module": Watched.of_module(module),
@@ -202,14 +214,14 @@ def test_a_parameter_replaced_behind_a_dictionary_is_refused() -> None:
         runner.run({"x": torch.randn(4, 6)}, copy_out)
 
 
-def test_a_buffer_in_another_order_is_not_taken_for_the_buffer() -> None:
+def test_a_transposed_buffer_is_not_taken_for_the_buffer() -> None:
     buffer = torch.arange(9.0).view(3, 3)
     store(buffer, buffer, "itself")
     with pytest.raises(RuntimeError, match="single memory location"):
-        store(buffer, buffer.t(), "itself, turned")
+        store(buffer, buffer.t(), "itself, transposed")
 
 
-def test_a_declared_tensor_that_no_module_holds_is_watched_too() -> None:
+def test_a_declared_tensor_outside_any_module_is_watched_too() -> None:
     state = {"table": torch.randn(4, 6)}
     runner = plain_runner(lambda frame: {"y": frame["x"] + state["table"]}, state)
     state["table"] = state["table"].clone()
@@ -217,7 +229,7 @@ def test_a_declared_tensor_that_no_module_holds_is_watched_too() -> None:
         runner.run({"x": torch.randn(4, 6)}, copy_out)
 
 
-def test_modules_are_found_in_whatever_holds_them() -> None:
+def test_modules_are_found_in_partials_and_closures() -> None:
     one, other = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
 
     def body(*given: Any, **named: Any) -> Tensor:
@@ -234,7 +246,7 @@ def test_modules_are_found_in_whatever_holds_them() -> None:
     assert found(body) == both
 
 
-def test_a_weight_that_is_gone_is_named() -> None:
+def test_the_error_for_a_deleted_weight_names_it() -> None:
     module = nn.Linear(6, 6)
     watched = Watched.of_module(module)
     del module.weight

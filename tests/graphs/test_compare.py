@@ -1,4 +1,4 @@
-"""Bits where shapes agree, an estimated error where they do not."""
+"""Comparisons of bits where shapes agree, and within an estimated error where they do not."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.graphs.compare import bit_differences, error_differences, noisy_runs
 
 
-def test_equal_bits_are_equal_whatever_they_mean() -> None:
+def test_equal_bits_are_equal_even_in_nan_and_infinity() -> None:
     odd = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0]])
     assert bit_differences({"y": odd.clone()}, {"y": odd}) == []
     assert bit_differences({"y": -odd}, {"y": odd})[0].num_wrong >= 3, "a zero has a sign"
@@ -24,7 +24,7 @@ def test_a_difference_names_output_count_and_row() -> None:
         assert bit_differences({"y": wrong}, {"y": right})[0].size == pytest.approx(size)
 
 
-def test_another_shape_or_type_is_a_difference() -> None:
+def test_a_different_shape_or_dtype_is_a_difference() -> None:
     right = torch.zeros(4)
     for wrong in (torch.zeros(3), torch.zeros(4, dtype=torch.float64)):
         assert bit_differences({"y": wrong}, {"y": right})[0].size == torch.inf
@@ -33,7 +33,7 @@ def test_another_shape_or_type_is_a_difference() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_products_in_another_order_are_within_the_estimated_error(dtype: torch.dtype) -> None:
-    """Sums in pieces, as products of other shapes make them, on fresh numbers of every kind of scale."""
+    """Sums in pieces, as in products of other shapes, on random numbers of many scales."""
     for seed in range(5):
         rng = torch.Generator().manual_seed(seed)
         x = torch.randn(16, 256, generator=rng) * torch.logspace(-2, 2, 16)[:, None]
@@ -57,8 +57,8 @@ def test_products_in_another_order_are_within_the_estimated_error(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_unit_in_the_last_place_or_two_is_never_an_error(dtype: torch.dtype) -> None:
-    """Even in a single row, where an element that no noisy run moved has no others to be estimated by."""
+def test_two_units_in_the_last_place_are_never_an_error(dtype: torch.dtype) -> None:
+    """Even in a single row, where an element that no noisy run moved has no neighbours to estimate its error from."""
     x = (1 + torch.rand(1, 4096)).to(dtype)  # no zero, which has no last place
 
     def body() -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def test_one_large_channel_excuses_nothing_in_the_others() -> None:
     assert [found.row for found in error_differences(wrong, plain, noisy)] == [7]
 
 
-def test_whole_numbers_must_agree_where_rounding_does_not_decide() -> None:
+def test_integers_must_agree_where_rounding_does_not_decide() -> None:
     scores = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0 + 1e-7, 0.0]])
 
     def body() -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def test_whole_numbers_must_agree_where_rounding_does_not_decide() -> None:
     assert error_differences({"ids": torch.tensor([1, 1])}, plain, noisy)[0].row == 0
 
 
-def test_a_value_that_is_not_finite_must_stay_what_it_is_unless_rounding_decides() -> None:
+def test_non_finite_values_must_agree_unless_rounding_decides() -> None:
     right = torch.tensor([[torch.nan, torch.inf, 1.0]])
     settled, open_ = [{"y": right}] * 2, [{"y": right}, {"y": torch.tensor([[1.0, 2.0, 1.0]])}]
     assert error_differences({"y": right.clone()}, {"y": right}, settled) == []
@@ -108,7 +108,7 @@ def test_a_value_that_is_not_finite_must_stay_what_it_is_unless_rounding_decides
         assert (error_differences({"y": wrong}, {"y": right}, open_) == []) == (column < 2)
 
 
-def test_a_single_value_is_compared_and_none_is_no_difference() -> None:
+def test_a_single_value_is_compared_and_an_empty_output_never_differs() -> None:
     one, none = {"y": torch.ones(1)}, {"y": torch.ones(0, 4)}
     assert error_differences({"y": torch.full((1,), 2.0)}, one, [one])[0].num_wrong == 1
     assert error_differences(none, none, [none]) == []
@@ -125,5 +125,5 @@ def test_noise_changes_nothing_that_outlives_the_run() -> None:
 
     runs = noisy_runs(body)
     assert torch.equal(cache, before)
-    assert not any(bit_differences(*pair) for pair in zip(runs, noisy_runs(body), strict=True)), "the same again"
+    assert not any(bit_differences(*pair) for pair in zip(runs, noisy_runs(body), strict=True)), "noise is seeded"
     assert any(bit_differences(run, {"y": before * 2}) for run in runs)

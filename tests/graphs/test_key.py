@@ -8,7 +8,7 @@ from saccade.config import Mode
 from saccade.graphs import Capacity, GraphKey
 
 
-def test_boundaries_of_equal_total_have_other_digests() -> None:
+def test_different_boundaries_with_equal_totals_have_different_digests() -> None:
     assert structure_digest({"cu": [0, 4, 10, 18]}) != structure_digest({"cu": [0, 5, 10, 18]})
 
 
@@ -20,7 +20,7 @@ def test_a_digest_covers_every_boundary_and_its_name() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=2, max_size=2, unique_by=tuple))
-def test_other_structures_have_other_digests(pair: list[list[int]]) -> None:
+def test_different_structures_have_different_digests(pair: list[list[int]]) -> None:
     assert structure_digest({"a": pair[0]}) != structure_digest({"a": pair[1]})
 
 
@@ -31,7 +31,7 @@ def test_a_key_prints_in_one_line() -> None:
     assert str(exact).startswith("vision/piecewise segments=17 tokens=1024 exact=")
 
 
-def test_capacities_are_equal_whatever_the_order_of_their_dimensions() -> None:
+def test_capacities_ignore_the_order_of_dimensions() -> None:
     assert Capacity.of(tokens=8, segments=2) == Capacity.of({"segments": 2, "tokens": 8})
     assert dict(Capacity.of(tokens=8)) == {"tokens": 8}
     assert Capacity.of(Capacity.of(tokens=8, segments=2), tokens=9) == Capacity.of(tokens=9, segments=2)
@@ -55,4 +55,4 @@ def test_uniform_sizes_are_padded_by_less_than_six_percent(largest: int) -> None
     assert padded.sum() / sizes.sum() < 0.06
     assert len(buckets) < 90
     assert {64, 512, 1024} <= set(buckets.tolist())
-    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "no eighth of these is a row"
+    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "a step is at least one row"

@@ -1,4 +1,4 @@
-"""Two captures compared as a driver tells them: bytes of arguments, among them addresses and what nobody sets."""
+"""Comparisons of captures as a driver reports them: argument bytes, with addresses and uninitialised bytes."""
 
 import struct
 
@@ -56,7 +56,7 @@ def test_addresses_are_named(arena: Arena, memory: MemoryMap) -> None:
     assert "weight+64, and weight+96" in text
 
 
-def test_another_grid_and_another_kernel_differ(memory: MemoryMap) -> None:
+def test_different_grids_and_kernels_are_found(memory: MemoryMap) -> None:
     assert "has grid = (1, 1, 1), and (2, 1, 1)" in found(kernel(grid=1), kernel(grid=2), memory)[0]
     assert found(kernel(), kernel(name="other"), memory) == [
         "frozen: node 0 is kernel, and other in a capture with different inputs"
@@ -65,16 +65,16 @@ def test_another_grid_and_another_kernel_differ(memory: MemoryMap) -> None:
     assert [str(one) for one in more] == ["frozen: node 1 is nothing, and kernel in a capture with different inputs"]
 
 
-def test_an_empty_functor_and_padding_of_casts_are_not_set_by_anybody(memory: MemoryMap) -> None:
+def test_uninitialised_bytes_of_functors_and_casts_are_ignored(memory: MemoryMap) -> None:
     assert found(kernel(b"a"), kernel(b"b"), memory) == []
     cast = "_ZN2at6native27unrolled_elementwise_kernel...LoadWithCast"
     one, other = (kernel(word(number), name=cast) for number in (0x8_000000_04, 0x8_F2C610_04))
     assert found(one, other, memory) == []
     (text,) = found(one, kernel(word(0x4_000000_04), name=cast), memory)
-    assert text.startswith("perhaps frozen: "), "a struct of torch's own kernels may hold more that nobody sets"
+    assert text.startswith("perhaps frozen: "), "structs of torch's own kernels may have more uninitialised bytes"
 
 
-def test_memory_that_nobody_declared_is_not_a_name(memory: MemoryMap) -> None:
+def test_undeclared_memory_has_no_name(memory: MemoryMap) -> None:
     elsewhere = torch.zeros(4)
     nodes = [Node("add", touches={"other": Touch(address, "(4,) float32")}) for address in (elsewhere.data_ptr(), 0)]
     assert memory.find(elsewhere.data_ptr()) is None

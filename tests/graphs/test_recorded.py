@@ -1,4 +1,4 @@
-"""The twin must do what a CUDA graph does: same storages, frozen host values, no Python of the body run again."""
+"""The CPU twin must behave like a CUDA graph: same storages, frozen host values, no rerun of the body's Python."""
 
 import subprocess
 import sys
@@ -69,7 +69,7 @@ def test_a_list_read_from_a_tensor_is_frozen() -> None:
     assert y.tolist() == [0, 6], "a CUDA graph would not notice the new boundaries either"
 
 
-def test_memory_that_nothing_writes_keeps_what_it_held() -> None:
+def test_memory_that_is_not_written_keeps_its_content() -> None:
     held: list[Tensor] = []
 
     def body() -> None:
@@ -96,7 +96,7 @@ def test_memory_that_nothing_writes_keeps_what_it_held() -> None:
         lambda x: torch.unique(x),
     ],
 )
-def test_what_makes_the_host_wait_is_refused(read: Callable[[Tensor], object]) -> None:
+def test_operations_that_make_the_host_wait_are_refused(read: Callable[[Tensor], object]) -> None:
     with pytest.raises(CaptureError, match="makes the host wait"):
         record(lambda: read(torch.randn(4)))
 
@@ -117,17 +117,17 @@ def test_indexing_by_integers_is_captured() -> None:
     assert x[1].tolist() == [0.5, 0.5]
 
 
-def test_an_empty_piece_is_no_piece() -> None:
+def test_a_piece_without_operations_is_dropped() -> None:
     lane = RecordedLane()
     lane.begin()
-    torch.randn(4).view(2, 2)  # makes a tensor
+    torch.randn(4).view(2, 2)  # an operation and a view
     assert lane.end() is not None
     lane.begin()
     assert lane.end() is None
 
 
 def test_graphs_of_a_lane_share_the_memory_of_their_temporaries() -> None:
-    """As those of a CUDA pool do: many buckets hold no more than the largest."""
+    """As in a CUDA pool: many buckets need no more memory than the largest."""
     alone = toy.make_runner(buckets=((64, 4),))
     many = toy.make_runner(buckets=tuple((rows, 4) for rows in (64, 56, 48, 40, 32, 24, 16, 8)))
     assert len(many.graphs) == 8
@@ -137,7 +137,7 @@ def test_graphs_of_a_lane_share_the_memory_of_their_temporaries() -> None:
 
 
 def test_a_process_that_captures_does_not_import_the_compiler_of_torch() -> None:
-    """Which takes two seconds, in every server and every rank."""
+    """The import would take two seconds in every server and every rank."""
     code = """
 import sys
 import torch

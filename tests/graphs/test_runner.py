@@ -26,7 +26,7 @@ BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_equal_totals_with_other_boundaries_replay_one_graph_rightly(mode: Mode) -> None:
+def test_one_graph_is_right_for_equal_totals_with_different_boundaries(mode: Mode) -> None:
     """sglang#16902: [4, 6, 8] and [5, 5, 8] have the same total and must not share frozen boundaries."""
     runner = toy.make_runner(GraphSettings(mode=mode))
     for lengths in ((4, 6, 8), (5, 5, 8), (4, 6, 8), (18,), (6, 6, 6)):
@@ -54,7 +54,6 @@ def test_rows_and_padding_are_counted() -> None:
     runner.run(toy.batch(4, 6), copy_out)
     runner.run(toy.batch(16), copy_out)
     assert (runner.stats.real_rows, runner.stats.padded_rows) == (26, 6)
-    assert (runner.stats.padded_rows, runner.stats.real_rows) == (6, 26)
     snapshot = json.loads(json.dumps(runner.snapshot()))
     assert snapshot["replays"] == {"capacity": 2}
     [graph] = snapshot["graphs"]
@@ -109,7 +108,7 @@ def test_strict_replays_even_where_eager_measured_faster() -> None:
     assert runner.stats.replays == {Tier.CAPACITY: 1}
 
 
-def test_a_retired_graph_is_replayed_no_more_and_changes_no_bit() -> None:
+def test_retiring_a_graph_stops_its_replays_and_changes_no_bit() -> None:
     runner = toy.make_runner()
     values = toy.batch(5, 7)
     before = runner.run(values, copy_out)["y"]
@@ -123,7 +122,7 @@ def test_a_retired_graph_is_replayed_no_more_and_changes_no_bit() -> None:
     assert retired["key"] == str(key) and retired["out_of_service"] == "it was wrong once"
 
 
-def test_a_retired_graph_of_one_structure_gives_way_to_its_bucket() -> None:
+def test_a_batch_whose_exact_graph_is_retired_runs_in_its_bucket() -> None:
     runner = toy.make_runner(GraphSettings(tiers=BOTH))
     values = toy.batch(5, 7)
     runner.capture_exact(values)
@@ -148,7 +147,7 @@ def test_an_observer_sees_every_pass_and_its_outputs() -> None:
     runner = toy.make_runner()
     runner.observer = observer = Noting()
     results = [runner.run(toy.batch(*lengths), copy_out)["y"] for lengths in ((5, 7), (30, 30))]
-    assert [key is None for key in observer.keys] == [False, True], "a replay, and one that no bucket holds"
+    assert [key is None for key in observer.keys] == [False, True], "a replay, and a batch that no bucket holds"
     assert all(torch.equal(seen, result) for seen, result in zip(observer.outputs, results, strict=True))
 
 
@@ -157,7 +156,7 @@ def test_a_consumer_that_keeps_a_view_is_refused() -> None:
     assert runner.run(toy.batch(5), lambda outputs: float(outputs["y"].sum())) != 0
     with pytest.raises(GraphError, match=r"the consumer of toy kept a view of an output buffer \(y\)"):
         runner.run(toy.batch(5), lambda outputs: {"kept": [outputs["y"][:, :16]]})
-    assert runner.run(toy.batch(5), copy_out)["y"].shape == (5, toy.WIDTH), "the refusal hurts nobody else"
+    assert runner.run(toy.batch(5), copy_out)["y"].shape == (5, toy.WIDTH), "the next run is not affected"
 
 
 @dataclass
@@ -195,7 +194,7 @@ def test_a_view_in_a_cycle_that_nobody_reaches_is_not_kept() -> None:
 
 
 def test_a_strided_view_of_the_arena_is_refused() -> None:
-    """`arena.rows("x", 8)[::2]` begins where the buffer does, but its rows are not the first four."""
+    """`arena.rows("x", 8)[::2]` starts where the buffer does, but does not consist of its first four rows."""
     runner = toy.make_runner()
     arena = runner.phase.arena
     arena.rows("x", 8).copy_(toy.batch(8)["x"])
@@ -241,7 +240,7 @@ def test_a_second_thread_is_refused_while_a_batch_is_consumed() -> None:
     assert "shares memory with a pass that runs in another thread" in runner.run(toy.batch(5), consume)
 
 
-def test_what_is_over_or_was_refused_keeps_no_other_thread_away() -> None:
+def test_finished_and_refused_runs_do_not_block_other_threads() -> None:
     runner = toy.make_runner()
     expected = runner.run(toy.batch(5), copy_out)["y"]
     with pytest.raises(GraphError, match="entered again"):
@@ -271,7 +270,7 @@ def test_an_empty_batch_is_all_padding() -> None:
     assert runner.run(toy.batch(), copy_out)["y"].shape == (0, toy.WIDTH)
 
 
-def test_a_decision_for_another_structure_or_for_no_graph_is_refused() -> None:
+def test_a_decision_for_another_structure_or_a_missing_graph_is_refused() -> None:
     runner = toy.make_runner(GraphSettings(tiers=BOTH))
     runner.capture_exact(toy.batch(4, 6, 8))
     decision = runner.decide(runner.phase.arena.admit(toy.batch(4, 6, 8)))
@@ -284,8 +283,8 @@ def test_a_decision_for_another_structure_or_for_no_graph_is_refused() -> None:
         runner.obey(decision, toy.batch(4, 6, 8), copy_out)
 
 
-def test_a_runner_tells_how_the_last_batch_ran() -> None:
-    """Ranks compare it."""
+def test_a_runner_reports_how_the_last_batch_ran() -> None:
+    """Ranks compare these reports."""
     runner = toy.make_runner()
     runner.run(toy.batch(5), copy_out)
     assert (str(runner.last), runner.last_rows) == ("toy/full segments=4 tokens=16", 5)
@@ -294,18 +293,18 @@ def test_a_runner_tells_how_the_last_batch_ran() -> None:
     assert (runner.last, runner.last_rows) == ("toy eager segments=1 tokens=40", 40)
 
 
-def test_a_graph_in_the_place_of_another_is_refused() -> None:
+def test_a_graph_stored_under_another_key_is_refused() -> None:
     runner = toy.make_runner()
     large, small = runner.graphs
     runner._graphs = {large.key: small, small.key: large}
-    with pytest.raises(GraphError, match=r"graph \[.* tokens=32\] is kept in the place of \[.* tokens=16\]"):
+    with pytest.raises(GraphError, match=r"graph \[.* tokens=32\] is stored under the key of \[.* tokens=16\]"):
         runner.run(toy.batch(5), copy_out)
 
 
-def test_an_example_gets_smaller_until_its_bucket_holds_it() -> None:
+def test_an_example_shrinks_until_it_fits_its_bucket() -> None:
     runner = GraphRunner(replace(toy.make_phase(((16, 2),)), typical=4))
     found = runner.example_for(runner.phase.buckets[0]).sizes
-    assert found == Capacity.of(tokens=4, segments=1), "four segments are too many, and two with the padding, too"
+    assert found == Capacity.of(tokens=4, segments=1), "four segments are too many, and so are two plus padding"
     with pytest.raises(ConfigError, match="no example of phase toy fits its bucket segments=1 tokens=16"):
         GraphRunner(replace(toy.make_phase(((16, 1),)), typical=4)).capture_buckets()
 
@@ -327,7 +326,7 @@ def use(runner: GraphRunner, rows: int, times: int) -> None:
 
 
 def full_runner() -> GraphRunner:
-    """With graphs for batches of 3 and of 5 rows, each used once before, and no room for another."""
+    """Has exact graphs for batches of 3 and 5 rows, each seen once, and no room for another."""
     runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
     for rows in (3, 5):
         use(runner, rows, 1)
@@ -339,12 +338,12 @@ def rows_with_graphs(runner: GraphRunner) -> list[int]:
     exact = [graph.key for graph in runner.graphs if graph.key.digest]
     assert len(exact) == len(runner.catalogue.exact.graphs) and all(
         key in runner.catalogue.exact.graphs for key in exact
-    ), "what is kept is what is known"
+    ), "runner and index agree"
     return sorted(key.capacity["tokens"] for key in exact)
 
 
 class TestExact:
-    def test_a_layout_seen_often_gets_a_graph_of_its_own_when_idle(self) -> None:
+    def test_a_frequent_layout_gets_its_own_graph_when_idle(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2))
         values = toy.batch(4, 6, 8)
         for _ in range(2):
@@ -355,7 +354,7 @@ class TestExact:
         torch.testing.assert_close(result, toy.alone(runner, values), rtol=0, atol=1e-5)
         assert runner.stats.replays == {Tier.CAPACITY: 2, Tier.EXACT: 1}
 
-    def test_another_layout_of_the_same_sizes_does_not_get_it(self) -> None:
+    def test_another_layout_of_the_same_sizes_does_not_use_it(self) -> None:
         runner = self.hot_runner((4, 6, 8))
         other = toy.batch(5, 5, 8)
         assert runner.decide(runner.phase.arena.admit(other)).tier is Tier.CAPACITY
@@ -391,17 +390,17 @@ class TestExact:
         assert len(runner.catalogue.exact.graphs) > 0
         assert runner.stats.fallbacks.total() == 0
 
-    def test_what_is_hot_is_captured_one_by_one_and_once(self) -> None:
+    def test_hot_layouts_are_captured_one_at_a_time_and_only_once(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
         for rows in (3, 5):
             use(runner, rows, 1)
-        assert len(runner.capture_hot()) == 1 and runner.catalogue.exact.has_pending, "each takes its time"
+        assert len(runner.capture_hot()) == 1 and runner.catalogue.exact.has_pending, "one per call"
         runner.capture_hot()
         runner.capture_exact(toy.batch(3))
         assert runner.stats.captures == 4, "two buckets and two layouts"
         assert [graph["tier"] for graph in runner.snapshot()["graphs"]] == ["capacity"] * 2 + ["exact"] * 2
 
-    def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
+    def test_a_far_more_frequent_layout_replaces_the_least_used_graph(self) -> None:
         runner = full_runner()
         use(runner, 3, 3)
         use(runner, 7, 2)
@@ -410,7 +409,7 @@ class TestExact:
         assert len(runner.capture_hot()) == 1
         assert rows_with_graphs(runner) == [3, 7]
 
-    def test_of_graphs_used_equally_often_the_one_unused_for_longest_goes(self) -> None:
+    def test_among_equally_used_graphs_the_least_recently_used_is_replaced(self) -> None:
         runner = full_runner()
         use(runner, 5, 1)
         use(runner, 3, 1)
@@ -418,7 +417,7 @@ class TestExact:
         runner.capture_hot()
         assert rows_with_graphs(runner) == [3, 7]
 
-    def test_layouts_that_come_equally_often_do_not_take_turns(self) -> None:
+    def test_equally_frequent_layouts_do_not_thrash(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=4, exact_max_graphs=2))
         order = torch.randint(1, 8, (400,), generator=torch.Generator().manual_seed(5)).tolist()
         for rows in order:
@@ -426,16 +425,16 @@ class TestExact:
             runner.capture_hot()
         assert runner.stats.captures <= len(runner.graphs) + 4, "hundreds of batches, a handful of captures"
 
-    def test_what_was_hot_once_cools_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_layout_that_was_hot_cools_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("saccade.choice.exact.WINDOW", 8)
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2, exact_max_graphs=1))
         use(runner, 3, 40)
         runner.capture_hot()
         use(runner, 5, 24)
         runner.capture_hot()
-        assert rows_with_graphs(runner) == [5], "counted since the beginning, 3 would still lead"
+        assert rows_with_graphs(runner) == [5], "without halving, 3 would still lead"
 
-    def test_the_graph_that_gives_way_goes_before_the_new_one_is_captured(
+    def test_the_replaced_graph_is_dropped_before_the_new_one_is_captured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         runner = full_runner()
@@ -484,8 +483,8 @@ class TestExact:
         runner.run(toy.batch(3, 5), copy_out)
         assert not runner.catalogue.exact.has_pending
         runner.run(toy.batch(4, 5), copy_out)
-        assert len(runner.capture_hot()) == len(runner.catalogue.exact.graphs) == 1, "another one is"
-        alone = frozenset({Tier.EXACT})  # beside buckets it would find its memory in their pool
+        assert len(runner.capture_hot()) == len(runner.catalogue.exact.graphs) == 1, "others are captured"
+        alone = frozenset({Tier.EXACT})  # with buckets it would find memory in their pool
         small = toy.make_runner(GraphSettings(tiers=alone, exact_after=1, exact_max_bytes=1))
         for _ in range(3):
             small.run(toy.batch(3, 5), copy_out)
@@ -504,7 +503,7 @@ class TestCosts:
     eager = Curve(((10, 1.0), (100, 10.0)))
     graph = Curve(((10, 2.0), (100, 4.0)))
 
-    def test_times_between_measured_sizes_lie_on_straight_lines(self) -> None:
+    def test_times_are_interpolated_and_grow_in_proportion_beyond(self) -> None:
         assert self.eager.at(5) == 1.0
         assert self.eager.at(55) == pytest.approx(5.5)
         assert self.eager.at(200) == pytest.approx(20.0)
@@ -515,7 +514,7 @@ class TestCosts:
         assert costs.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100}) is Tier.CAPACITY
         assert costs.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100, Tier.EXACT: 90}) is Tier.EXACT
 
-    def test_of_equal_costs_a_replay_wins(self) -> None:
+    def test_a_replay_wins_a_tie(self) -> None:
         costs = TierCosts(eager=Curve(((10, 1.0),)), graph=Curve(((10, 1.0),)))
         assert costs.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.CAPACITY
         assert costs.cheapest({Tier.CAPACITY: 10, Tier.EXACT: 10}) is Tier.EXACT
@@ -530,14 +529,14 @@ class TestCosts:
         slow, fast = measure([slow_way, lambda size: turns.append(("fast", size))], sizes=[3, 5], wait=lambda: None)
         for size in (3, 5):
             names = [name for name, of in turns if of == size]
-            assert names[:2] == ["slow", "fast"]  # before the clock runs
+            assert names[:2] == ["slow", "fast"]  # a warm-up
             assert len(names) > 2 and names[2:] == ["slow", "slow", "fast", "fast"] * ((len(names) - 2) // 4)
         assert [size for size, _ in slow.points] == [size for size, _ in fast.points] == [3, 5]
         assert all(slow.at(size) >= 0.004 for size in (3, 5))
 
-    def test_the_time_that_the_host_is_kept_is_charged_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The host takes 4 s for a call and the device 6; of two calls in a row, the second is prepared meanwhile. But
-        for 4 s a call the host could launch nothing else."""
+    def test_the_time_that_the_host_is_busy_is_charged_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A call takes 4 s on the host and 6 s on the device. The host prepares the second call while the first runs,
+        but during its 4 s it can launch nothing else."""
         now = done = 0.0
 
         def way(size: int) -> None:
@@ -553,7 +552,7 @@ class TestCosts:
         (curve,) = measure([way], sizes=[1], wait=wait)
         assert curve.at(1) == (4 + 6 + 6) / 2 + 4
 
-    def test_a_runner_obeys_its_costs(self) -> None:
+    def test_a_runner_follows_its_costs(self) -> None:
         runner = toy.make_runner(buckets=((16, 4),))
         runner.catalogue.costs = TierCosts(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
         runner.run(toy.batch(3), copy_out)
@@ -569,10 +568,10 @@ class TestCosts:
         assert all(graph.num_replays for graph in runner.graphs)
         assert all(seconds > 0 for _, seconds in (*costs.graph.points, *costs.eager.points))
 
-    def test_replays_alone_are_timed_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_replays_are_timed_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         buckets = ((8, 4), (12, 4), (16, 4))
-        for most_rows, timed in ((12, [8, 12]), (4, [8])):
-            monkeypatch.setattr("saccade.graphs.runner.MOST_TIMED_ROWS", most_rows)
+        for max_rows, timed in ((12, [8, 12]), (4, [8])):
+            monkeypatch.setattr("saccade.graphs.runner.MAX_TIMED_ROWS", max_rows)
             runner = toy.make_runner(buckets=buckets)
             runner.time_replays()
             assert runner.catalogue.seconds is not None and runner.catalogue.costs is None
@@ -588,7 +587,7 @@ def _fail(*args: object, **named: object) -> None:
 
 
 def test_every_bucket_is_warmed_up_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets of as many rows may still launch other kernels: attention is split by requests, too."""
+    """Buckets with equally many rows may launch different kernels, because attention is split by requests, too."""
     warmed: list[bool] = []
 
     def note(*args: object, is_warm: bool, **named: object) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""`verify` must pass what is right and fail what is wrong."""
+"""`verify` must pass right graphs and fail wrong ones."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ class TestOnTheRecordedTwin(Mutations):
     device = "cpu"
 
 
-def test_nothing_checked_is_not_right() -> None:
+def test_a_report_without_checks_is_not_right() -> None:
     assert not verify(toy.make_runner(GraphSettings(tiers=frozenset()))).is_right
 
 
@@ -52,7 +52,7 @@ def windows(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
 
 
 def test_window_boundaries_are_data_and_part_of_the_digest() -> None:
-    """Two kinds of boundaries over the same rows, as in a tower with window and full attention."""
+    """Two kinds of boundaries over the same rows, as in a vision tower with window and full attention."""
 
     def body(frame: Frame) -> dict[str, Tensor]:
         x = torch.cat([frame["x"]] * 3, dim=1)
@@ -80,7 +80,7 @@ def test_bridges_are_shared_by_all_layers() -> None:
     assert small.nbytes < 32 * toy.WIDTH * 4 * 8, "three layers, one set of bridges"
 
 
-def test_a_batch_that_repeats_itself_is_run_eagerly_once() -> None:
+def test_a_repeatable_batch_is_run_eagerly_once() -> None:
     def num_eager_runs(is_repeatable: bool) -> int:
         runner = toy.make_runner()
         runner.phase = replace(runner.phase, is_repeatable=is_repeatable)
@@ -99,7 +99,7 @@ def test_a_batch_that_repeats_itself_is_run_eagerly_once() -> None:
 
 
 class Loud(toy.Encoder):
-    """One channel is far larger than all others, in the dtype that forgives most."""
+    """One channel is far larger than all others, in the least precise dtype."""
 
     def __init__(self, attend: toy.Attend) -> None:
         super().__init__(attend, torch.bfloat16)
@@ -121,27 +121,27 @@ def test_a_large_channel_hides_no_frozen_boundary(same_shape: bool, monkeypatch:
 
 
 class Tokens:
-    """Gives whole numbers beside a bfloat16 output: those of the batch, or those of the capture."""
+    """Returns integers next to a bfloat16 output: those of the batch, or stale ones of the capture."""
 
     def __init__(self, is_stale: bool) -> None:
         self.is_stale, self.seen = is_stale, torch.zeros(0)
 
     def __call__(self, frame: Frame) -> dict[str, Tensor]:
         if self.is_stale and not len(self.seen):
-            self.seen = torch.from_numpy(frame["x"].float().numpy().copy())  # past the recording
+            self.seen = torch.from_numpy(frame["x"].float().numpy().copy())  # not recorded
         source = self.seen if self.is_stale and frame.capacity["tokens"] == len(self.seen) else frame["x"]
         return {"y": frame["x"].tanh(), "ids": source.argmax(-1)}
 
 
 @pytest.mark.parametrize("is_stale", [False, True])
-def test_a_bfloat16_output_excuses_no_stale_ids(is_stale: bool) -> None:
+def test_stale_ids_are_found_next_to_a_bfloat16_output(is_stale: bool) -> None:
     runner = rows_runner(Tokens(is_stale), torch.bfloat16, ids=True)
     runner.phase = replace(runner.phase, body=Tokens(False))  # eager runs are right
     assert verify(runner).is_right is not is_stale
 
 
 @pytest.mark.parametrize("number", [-torch.inf, torch.inf, torch.nan])
-def test_outputs_that_are_not_finite_are_right_where_eager_has_them(number: float) -> None:
+def test_non_finite_outputs_are_right_if_eager_runs_have_them(number: float) -> None:
     def body(frame: Frame) -> dict[str, Tensor]:
         return {"y": torch.where(frame["x"] < 0, number, frame["x"].tanh())}
 
@@ -149,7 +149,7 @@ def test_outputs_that_are_not_finite_are_right_where_eager_has_them(number: floa
     assert report.is_right, str(report)
 
 
-def test_a_kernel_that_is_not_deterministic_must_be_declared() -> None:
+def test_a_nondeterministic_kernel_must_be_declared() -> None:
     calls = iter(range(10**6))
 
     runner = rows_runner(
@@ -166,11 +166,11 @@ def test_a_kernel_that_is_not_deterministic_must_be_declared() -> None:
     wrong.phase = replace(
         wrong.phase, nondeterministic=("jitter",), body=lambda frame: {"y": _jittered(frame, calls) * 1.001}
     )
-    assert not verify(wrong).is_right, "what is declared is still compared, with an error that is estimated"
+    assert not verify(wrong).is_right, "declared kernels are still compared, within an estimated error"
 
 
 def _jittered(frame: Frame, calls: Iterator[int]) -> Tensor:
-    """Moves by a bit in the last place from call to call."""
+    """The last bit changes from call to call."""
     moved = frame.outside(lambda a: a * (1 + 1.2e-7 * (next(calls) % 3)), out="b", a=frame["x"] * 1)
     return moved.tanh()
 

@@ -1,4 +1,4 @@
-"""A small packed encoder in plain torch, in the right form and in the forms that graphs get wrong."""
+"""A small packed encoder in plain torch, correct and with the bugs that graphs cause."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -53,17 +53,17 @@ def from_data(frame: Frame, qkv: Tensor) -> Tensor:
 
 
 def from_key(frame: Frame, qkv: Tensor) -> Tensor:
-    """Right in an exact graph alone: host values that the key covers."""
+    """Right in exact graphs only, whose key covers these host values."""
     return split_attention(qkv, np.diff(frame.structure("cu")).tolist())
 
 
 def read_back(frame: Frame, qkv: Tensor) -> Tensor:
-    """A bug: boundaries of a capacity graph read back from their buffer while it is captured."""
+    """A bug: reads boundaries of a capacity graph back from their buffer during capture."""
     return split_attention(qkv, np.diff(frame["cu"].tolist()).tolist())
 
 
 class HostCopy:
-    """The bug of sglang#16902: boundaries from the host's copy, which capture freezes without a word."""
+    """The bug of sglang#16902: reads boundaries from the host's copy, which a capture silently freezes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lengths: list[int] = []
@@ -148,7 +148,7 @@ def batch(*lengths: int, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
 
 
 def alone(runner: GraphRunner, values: Mapping[str, Any]) -> Tensor:
-    """The oracle: every segment on its own, so that no boundary matters."""
+    """The oracle: runs every segment by itself, so that boundaries cannot matter."""
     cu = values["cu"]
     parts = [
         runner.eager({"x": values["x"][low:high], "cu": [0, high - low]}, lambda outputs: outputs["y"].clone())

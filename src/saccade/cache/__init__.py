@@ -1,1 +1,1 @@
-"""Bookkeeping of what outlives a step on the device: KV blocks, the prefix cache, the encoder cache."""
+"""Bookkeeping of device memory that outlives a step: KV blocks, the prefix cache, the encoder cache."""

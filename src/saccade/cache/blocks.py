@@ -13,15 +13,15 @@ class BlockPool:
 
     Invariant: block 0 takes the writes of padded rows and is never allocated. Every other block is either referenced
     (count >= 1) or free, so free + used == num_blocks - 1. A free block may be *kept*: its content can still be shared.
-    Blocks that are not kept are allocated first, then kept ones, least recently used first; `on_evict` is told of a
-    kept block before anybody can write to it.
+    Free blocks that are not kept are allocated first, then kept ones, least recently used first. `on_evict` is called
+    with a kept block before its new owner gets it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ConfigError(
-                f"{num_blocks} KV blocks of {block_size} tokens; at least 2 blocks (one is for padding) of at least "
-                "1 token are needed (--gpu-memory-utilization, --block-size)"
+                f"the KV cache has {num_blocks} blocks of {block_size} tokens; it needs at least 2 blocks (one is for "
+                "padding) of at least 1 token (--gpu-memory-utilization, --block-size)"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -30,7 +30,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # free and kept, least recently used first
-        self.kept: set[int] = set()  # their content outlives their last reference
+        self.kept: set[int] = set()  # blocks whose content outlives their last reference
 
     @property
     def num_free(self) -> int:
@@ -47,7 +47,7 @@ class BlockPool:
         return self._refs[block] == 0
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Blocks for one new owner; the caller must have checked `num_free`."""
+        """Blocks for a new owner. The caller must have checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
         taken = tuple(self._blank.pop() if self._blank else self._evict() for _ in range(count))
         for block in taken:
@@ -55,7 +55,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each; free blocks among them must be kept ones."""
+        """Add a reference to each block. Free blocks among them must be kept."""
         for block in blocks:
             if self._refs[block] == 0:
                 assert block in self._idle, f"block {block} is free and its content is not kept"
@@ -63,7 +63,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference to each, last first: the end of a sequence is less likely to be shared again."""
+        """Drop a reference to each block, last first: the end of a sequence is less likely to be shared again."""
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} is released more often than referenced"
             self._refs[block] -= 1
@@ -80,12 +80,12 @@ class BlockPool:
         self.kept.add(block)
 
     def forget(self) -> None:
-        """Evict all free kept blocks; `on_evict` is told of each."""
+        """Evict all kept blocks that are free."""
         while self._idle:
             self._blank.append(self._evict())
 
     def check(self, owned: Mapping[int, int] | None = None) -> None:
-        """Assert the invariant, and that the counts match `owned` (references by block)."""
+        """Assert the invariant, and that the reference counts equal `owned`."""
         blank, idle = set(self._blank), set(self._idle)
         used = {block for block, count in enumerate(self._refs) if count > 0}
         assert len(blank) == len(self._blank), f"a block is free twice: {sorted(self._blank)}"
@@ -94,8 +94,8 @@ class BlockPool:
         assert used | blank | idle == set(range(1, self.num_blocks)), "a block is lost, or padding was handed out"
         assert len(used) == self.num_used, f"{len(used)} blocks used, {self.num_used} counted"
         assert min(self._refs) >= 0, "a negative count"
-        assert idle <= self.kept, f"blocks {idle - self.kept} wait for reuse with nothing kept"
-        assert not (blank & self.kept), f"blocks {blank & self.kept} are kept but first in line"
+        assert idle <= self.kept, f"blocks {idle - self.kept} are queued for eviction but not kept"
+        assert not (blank & self.kept), f"blocks {blank & self.kept} are kept but would be allocated first"
         if owned is not None:
             counts = {block: self._refs[block] for block in used}
             assert counts == dict(owned), f"counted references {counts}, owned {dict(owned)}"

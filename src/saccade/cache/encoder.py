@@ -1,4 +1,4 @@
-"""The index of the encoder cache: which vision rows lie where in a device buffer. Knows numbers, not tensors."""
+"""The index of the encoder cache: where vision rows lie in a device buffer. Knows numbers, not tensors."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 
 PADDING_PAGE = 0
 
-# Salt, digest and rows: tenants with different salts never learn of each other's images.
+# Salt, digest and number of rows. Tenants with different salts cannot learn of each other's images.
 MediaKey = tuple[str | None, bytes, int]
 
 
@@ -23,24 +23,24 @@ class Entry:
 
 
 class EncoderIndex:
-    """Entries of vision rows in pages of a buffer of `num_rows` rows, held by the requests that still read them.
+    """Entries of vision rows, in pages of a buffer of `num_rows` rows, held by the requests that still read them.
 
     Invariant: page 0 takes the writes of padded rows; every other page is free or belongs to exactly one entry. An
-    entry is held (by at least one request) or idle. Idle entries can be found and are evicted, least recently used
-    first, when their pages are needed; without `keeps_idle` there are none. A discarded entry can no longer be found
+    entry is held by at least one request, or idle. Idle entries can still be found; they are evicted, least recently
+    used first, when their pages are needed, or at once without `keeps_idle`. A discarded entry can no longer be found,
     and frees its pages with its last hold.
     """
 
     def __init__(self, num_rows: int, page_rows: int, *, keeps_idle: bool = True) -> None:
         if page_rows < 1 or num_rows < 2 * page_rows:
             raise ConfigError(
-                f"an encoder cache of {num_rows} rows in pages of {page_rows}; at least 2 pages (one is for padding) "
-                "of at least 1 row are needed (--encoder-cache-tokens)"
+                f"the encoder cache has {num_rows} rows in pages of {page_rows}; it needs at least 2 pages (one is for "
+                "padding) of at least 1 row (--encoder-cache-tokens)"
             )
         self.page_rows = page_rows
         self._keeps_idle = keeps_idle
         self.num_pages = num_rows // page_rows
-        self.max_rows = (self.num_pages - 1) * page_rows  # of the longest entry that fits an empty cache
+        self.max_rows = (self.num_pages - 1) * page_rows  # the longest entry that fits into an empty cache
         self.num_hits = 0
         self.num_misses = 0
         self._free = list(range(self.num_pages - 1, PADDING_PAGE, -1))
@@ -50,7 +50,7 @@ class EncoderIndex:
 
     @property
     def num_held_rows(self) -> int:
-        """Rows of pages that cannot be evicted now."""
+        """Rows in pages that cannot be evicted now."""
         return self.max_rows - self.page_rows * (len(self._free) + sum(len(entry.pages) for entry in self._idle))
 
     def hold(self, key: MediaKey) -> Entry | None:
@@ -64,7 +64,7 @@ class EncoderIndex:
 
     def reserve(self, key: MediaKey, num_rows: int) -> Entry | None:
         """Make and hold an entry whose rows the caller will write. None, with nothing evicted, if there is no room."""
-        assert key not in self._entries, f"{key} is here already"
+        assert key not in self._entries, f"{key} already has an entry"
         num_pages = -(-num_rows // self.page_rows)
         if num_pages > len(self._free) + sum(len(entry.pages) for entry in self._idle):
             return None
@@ -89,14 +89,14 @@ class EncoderIndex:
             self.clear()
 
     def discard(self, entry: Entry) -> None:
-        """The rows of a held entry were not written, so it must not be found again."""
+        """Hide a held entry whose rows were not written, so that it is not found again."""
         assert entry.num_holds > 0, f"{entry} is not held"
         if entry not in self._discarded:
             del self._entries[entry.key]
             self._discarded.add(entry)
 
     def clear(self) -> None:
-        """Evict everything that is not held."""
+        """Evict all idle entries."""
         while self._idle:
             self._evict()
 
@@ -110,7 +110,7 @@ class EncoderIndex:
         entries = [*self._entries.values(), *self._discarded]
         pages = sorted(self._free + [page for entry in entries for page in entry.pages])
         assert pages == list(range(1, self.num_pages)), f"pages are lost, used twice, or padding was used: {pages}"
-        assert all(key == entry.key for key, entry in self._entries.items()), "an entry under another's key"
+        assert all(key == entry.key for key, entry in self._entries.items()), "an entry is under another's key"
         idle = {entry for entry in entries if entry.num_holds == 0}
         assert idle == self._idle.keys(), "an idle entry cannot be evicted, or a held one can"
         assert all(len(e.pages) * self.page_rows >= e.num_rows for e in entries), "an entry lacks pages"

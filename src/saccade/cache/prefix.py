@@ -1,4 +1,4 @@
-"""The prefix cache: finds blocks whose keys and values were computed for the same beginning of a sequence."""
+"""The prefix cache: finds blocks whose keys and values were computed for the same prefix of a sequence."""
 
 from array import array
 from bisect import bisect_right
@@ -14,10 +14,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows `offset` to `offset + length` of a sequence are rows from `first_row` on of an image or video. `digest`
-    identifies pixels and settings. `layout` identifies what else changes keys and values of these rows, above all
-    rotary positions that do not follow from the digest (the time step of a video). `is_whole`: the rows attend to each
-    other in both directions, so they must be computed in one piece."""
+    """Rows `offset` to `offset + length` of a sequence are rows of an image or video, from its row `first_row` on.
+    `digest` identifies pixels and settings. `layout` identifies whatever else affects keys and values of these rows,
+    mainly rotary positions that do not follow from the digest (the time step of a video). The rows of an `is_whole`
+    span attend to each other in both directions, so they must be computed in one chunk."""
 
     offset: int
     length: int
@@ -33,16 +33,15 @@ class Span:
 
 
 class PrefixCache:
-    """Full blocks by key, on top of a pool that keeps their content. A block's key digests the key before it, its
-    tokens, and its media rows; the first one digests the model, block size and salt. Equal keys mean equal content:
-    keys are never truncated, and every field has fixed width or carries its length, so no two different beginnings are
-    encoded alike.
+    """Full blocks by key, in a pool that keeps their content. A block's key digests the key before it, its tokens and
+    its media rows; before the first comes a digest of model, block size and salt. Equal keys mean equal content: keys
+    are never truncated, and every field has a fixed width or carries its length, so no two prefixes are encoded alike.
 
     Invariant: a key names one block, a block has at most one key, and exactly the blocks with a key are kept.
     """
 
     def __init__(self, pool: BlockPool, *, model: bytes) -> None:
-        """`model` identifies what keys and values of all requests depend on: weights, dtype, processor."""
+        """`model` identifies everything that affects keys and values of all requests: weights, dtype, processor."""
         assert pool.on_evict is None, "the pool has a prefix cache already"
         pool.on_evict = self._forget
         self.pool = pool
@@ -56,7 +55,7 @@ class PrefixCache:
         return len(self._blocks)
 
     def extend_keys(self, keys: list[bytes], tokens: Sequence[int], spans: Sequence[Span], salt: str | None) -> None:
-        """Append keys for the full blocks of `tokens`, which begin where `keys` end. Spans are in order."""
+        """Append keys for the full blocks of `tokens`, which continue where `keys` end. Spans are in order."""
         size = self.pool.block_size
         base = len(keys) * size
         parent = keys[-1] if keys else self._root(salt)
@@ -70,17 +69,17 @@ class PrefixCache:
             keys.append(parent)
 
     def match(self, keys: Sequence[bytes], max_tokens: int) -> tuple[int, ...]:
-        """The blocks of the longest cached run of at most `max_tokens` tokens, not yet shared."""
+        """The blocks of the longest cached prefix of at most `max_tokens` tokens. The caller must share them."""
         run = takewhile(self._blocks.__contains__, keys[: max_tokens // self.pool.block_size])
         return tuple(self._blocks[key] for key in run)
 
     def count(self, num_tokens: int, num_hit_blocks: int) -> None:
-        """Count a request of `num_tokens` that started with `num_hit_blocks` blocks found here."""
+        """Count a request of `num_tokens` that found `num_hit_blocks` blocks here."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hit_blocks * self.pool.block_size
 
     def insert(self, key: bytes, block: int) -> None:
-        """Add a referenced block that is full and computed. If the key is known, the first block stays."""
+        """Add a referenced block that is full and computed. If the key has a block, that one stays."""
         if key in self._blocks:
             return
         assert block not in self._keys, f"block {block} has another key"
@@ -105,7 +104,7 @@ class PrefixCache:
 
 
 def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
-    """Spans must be in order and not overlap each other."""
+    """Spans with rows from `start` to `stop`. `spans` must be in order and disjoint."""
     first = bisect_right(spans, start, key=lambda span: span.end)
     last = first
     while last < len(spans) and spans[last].offset < stop:
@@ -114,7 +113,7 @@ def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
 
 
 def _describe(span: Span, start: int, stop: int) -> bytes:
-    """Which rows of which media lie where in the block from `start` to `stop`."""
+    """Encodes which rows of which media lie where in the block from `start` to `stop`."""
     begin, end = max(span.offset, start), min(span.end, stop)
     place = (begin - start, end - begin, span.first_row + begin - span.offset, span.length, int(span.is_whole))
     return array("q", place).tobytes() + _framed(span.digest) + _framed(span.layout)

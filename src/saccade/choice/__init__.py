@@ -1,1 +1,1 @@
-"""Which graph a batch runs in: keys, buckets, measured costs and decisions. Knows no tensors."""
+"""Decides which graph a batch runs in: keys, buckets, measured costs. Knows no tensors."""

@@ -1,4 +1,4 @@
-"""The graphs of a phase as the composer sees them: which exist, and which of them a batch runs in."""
+"""The graphs of a phase as the composer sees them: which exist, and which one a batch runs in."""
 
 from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.exact import ExactIndex, ExactLayout, Structure
@@ -9,15 +9,15 @@ from saccade.errors import GraphError
 
 
 class Catalogue:
-    """Decides without touching a device. Whoever captures a graph, or finds one wrong, updates the catalogue."""
+    """Decides without touching a device. Code that captures a graph, or finds one wrong, updates the catalogue."""
 
     def __init__(self, shape: PhaseShape, settings: GraphSettings) -> None:
         self.shape, self.settings = shape, settings
         self.costs: TierCosts | None = None
-        self.seconds: Curve | None = None  # of replays
+        self.seconds: Curve | None = None  # per replay
         self.exact = ExactIndex(settings)
-        self.retired: dict[GraphKey, str] = {}  # with the reason
-        self.captured: set[GraphKey] = set()  # the graphs of buckets
+        self.retired: dict[GraphKey, str] = {}  # reasons by key
+        self.captured: set[GraphKey] = set()  # bucket graphs only
 
     def key(self, capacity: Capacity, structure: Structure | None = None) -> GraphKey:
         """The key of a bucket's graph or, with a structure, of an exact graph."""
@@ -25,14 +25,15 @@ class Catalogue:
         return GraphKey(self.shape.name, self.settings.mode, capacity, digest)
 
     def retire(self, key: GraphKey, reason: str) -> None:
-        """Never replay this graph again. Its batches use another fitting graph, or run eagerly at the same size."""
+        """Take a graph out of service for good. Its batches run in their other graph (exact or bucket), or eagerly."""
         self.retired[key] = reason
 
     def decide(self, sizes: Capacity, structure: Structure) -> Decision:
         return self._decide(sizes, structure)[0]
 
     def choose(self, sizes: Capacity, structure: Structure) -> Decision:
-        """Decide for a batch that runs now: counts its layout, and raises without a graph under `--graphs-strict`."""
+        """Decide for a batch that is about to run, and count its layout for the exact tier. With `--graphs-strict` a
+        batch without a graph is an error."""
         decision, exact_key = self._decide(sizes, structure)
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.shape.name} batch of {sizes} is not replayed: {decision} (--graphs-strict)")
@@ -40,19 +41,19 @@ class Catalogue:
             return decision
         if decision.tier is Tier.EXACT:
             self.exact.use(exact_key)
-        elif exact_key not in self.exact.graphs and self._is_worth_exact(sizes):
+        elif self._is_worth_exact(exact_key, sizes):
             self.exact.see(exact_key, sizes, structure)
         return decision
 
     def layout(self, sizes: Capacity, structure: Structure) -> ExactLayout | None:
-        """What to capture for a structure; None if it has a graph, or batches of its size would not run in it."""
+        """The exact graph to capture for a structure; None if it exists or no batch would use it."""
         key = self.key(sizes, structure)
-        if key in self.exact.graphs or not self._is_worth_exact(sizes):
+        if not self._is_worth_exact(key, sizes):
             return None
         return self.exact.begin(ExactLayout(key, sizes, structure))
 
     def _decide(self, sizes: Capacity, structure: Structure) -> tuple[Decision, GraphKey | None]:
-        """The decision, and the key of the batch's exact graph if it may have one."""
+        """The decision, and the key of the batch's exact graph if that tier is on."""
         tiers, rows = self.settings.tiers, self.shape.rows
         exact_key = self.key(sizes, structure) if Tier.EXACT in tiers else None
         if not tiers:
@@ -85,14 +86,16 @@ class Catalogue:
     def _explain_no_graph(self, sizes: Capacity, exact_key: GraphKey | None) -> Decision:
         bucket = self.shape.bucket_for(sizes)
         if Tier.CAPACITY in self.settings.tiers and self.shape.buckets and bucket is None:
-            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=self.shape.problem_with_all(sizes))
+            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=self.shape.misfit_in_largest(sizes))
         for key in (exact_key, None if bucket is None else self.key(bucket)):
             if key is not None and key in self.retired:
                 return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self.retired[key], padded_to=bucket)
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
-    def _is_worth_exact(self, sizes: Capacity) -> bool:
-        """Whether a batch fits the buffers, and would run in an exact graph if it had one."""
+    def _is_worth_exact(self, key: GraphKey, sizes: Capacity) -> bool:
+        """Whether to capture an exact graph: it is new, its batch fits the buffers, and would run in it."""
+        if key in self.exact.graphs or key in self.retired:
+            return False
         if any(sizes[name] > limit for name, limit in self.shape.limits.sizes):
             return False
         if self.costs is None:

@@ -1,6 +1,6 @@
-"""The cheapest way to run a batch, from times measured at start-up. No rule of thumb about padding.
+"""The cheapest way to run a batch, from times measured at start-up, without rules of thumb about padding.
 
-A run's cost is the time until its results are there plus the time it occupies the host: an eager run launches hundreds
+A run's cost is the time until its results are ready plus the time it occupies the host: an eager run launches hundreds
 of kernels one by one, and meanwhile nothing else is launched for any request. A replay occupies the host only briefly.
 """
 
@@ -15,7 +15,7 @@ from saccade.config import Tier
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds by number of rows: linear between measured points, proportional beyond the last."""
+    """Seconds by rows: constant up to the first measured point, linear between points, proportional beyond the last."""
 
     points: tuple[tuple[int, float], ...]
 
@@ -31,7 +31,7 @@ class Curve:
         return fast + (slow - fast) * (rows - low) / (high - low)
 
     def within(self, seconds: float) -> int:
-        """The most rows that take no longer; 0 if none do."""
+        """The largest number of rows that takes at most `seconds`; 0 if one row takes longer."""
         rows, longest = self.points[-1]
         if seconds >= longest:
             return int(rows * seconds / longest)
@@ -40,13 +40,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TierCosts:
-    """Cost of eager runs by real rows, and of replays by the graph's rows."""
+    """The cost of eager runs by real rows, and of replays by the graph's rows."""
 
     eager: Curve
     graph: Curve
 
     def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
-        """The cheapest tier for the rows it would process; a replay if equal."""
+        """The cheapest tier for the rows it would process. A replay wins a tie."""
         order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
         seconds = {t: (self.eager if t is Tier.EAGER else self.graph).at(rows) for t, rows in rows_by_tier.items()}
         return min(seconds, key=lambda tier: (seconds[tier], order.index(tier)))
@@ -55,9 +55,9 @@ class TierCosts:
 def measure(
     ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None], num_rounds: int = 0
 ) -> list[Curve]:
-    """The cost of every way at each size: the median of a few turns. Ways alternate, so that a drifting clock favours
-    none. It is part of start-up and must be short: slow runs get fewer turns, unless `num_rounds` fixes how many,
-    because ranks that measure together must take equally many."""
+    """The cost of every way at each size: the median of a few rounds. Ways alternate, so that clock drift favours none.
+    Start-up waits for this, so slow runs get fewer rounds. `num_rounds` fixes their number instead, because ranks that
+    measure together must run equally many."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:
@@ -70,17 +70,17 @@ def measure(
     return [Curve(tuple(found)) for found in points]
 
 
-_MOST_ROUNDS = 9
+_MAX_ROUNDS = 9
 _ENOUGH_S = 0.1
 
 
 def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:
-    return len(rounds) < _MOST_ROUNDS and sum(map(sum, rounds)) < _ENOUGH_S
+    return len(rounds) < _MAX_ROUNDS and sum(map(sum, rounds)) < _ENOUGH_S
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
-    """Seconds per call until the results are there, plus seconds until the host is free again. Over two calls in a row,
-    because the host prepares the second while the device runs the first."""
+    """Seconds per call until the results are ready, plus seconds per call until the host is free again. Measured over
+    two calls in a row, because the host prepares the second while the device runs the first."""
     wait()
     started = perf_counter()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Exact graphs, of one structure each: which layouts are hot, and which graphs are kept."""
+"""Exact graphs, each for one structure: which layouts are hot, and which graphs are kept."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from saccade.config import GraphSettings
 
 Structure = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
-MAX_CANDIDATES = 1024  # counted layouts; the least recently seen is forgotten first
-MAX_PENDING = 64  # hot layouts waiting for an idle moment, with their boundaries
+MAX_CANDIDATES = 1024  # layouts whose uses are counted; the least recently seen is forgotten first
+MAX_PENDING = 64  # hot layouts that wait until the engine is idle, with their boundaries
 WINDOW = 1024  # batches after which every count is halved, so that old layouts cool down
-HOTTER = 2  # times as often as the graph it replaces, so that equally frequent layouts do not thrash
+REPLACE_FACTOR = 2  # a layout must be used more than twice as often as the graph it replaces, or they would thrash
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class ExactLayout:
 
 
 class ExactIndex:
-    """The most frequent layouts, bounded by count and bytes. None is captured on the path of a request: a layout that
-    came `exact_after` times becomes pending if there is room for its graph, or if some graph serves far fewer batches;
-    the owner captures pending layouts when idle."""
+    """The most frequent layouts, bounded by count and bytes. None is captured on the path of a request. A layout seen
+    `exact_after` times becomes pending if there is room for its graph, or if some graph is used far less often. The
+    owner captures pending layouts when idle."""
 
     def __init__(self, settings: GraphSettings) -> None:
         self._settings = settings
-        self.graphs: OrderedDict[GraphKey, int] = OrderedDict()  # bytes of each, last used at the end
-        self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of these and of candidates, last seen at the end
+        self.graphs: OrderedDict[GraphKey, int] = OrderedDict()  # bytes of each, most recently used last
+        self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of graphs and candidates, most recently seen last
         self._num_seen = 0
         self._pending: dict[GraphKey, ExactLayout] = {}
         self._refused: OrderedDict[GraphKey, None] = OrderedDict()
@@ -59,7 +59,7 @@ class ExactIndex:
         self._count(key)
 
     def see(self, key: GraphKey, sizes: Capacity, structure: Structure) -> None:
-        """Count a layout without a graph; its boundaries suffice to capture it later."""
+        """Count a batch whose layout has no graph. Its boundaries are all that a later capture needs."""
         if key in self._refused:
             return
         self._count(key)
@@ -67,7 +67,7 @@ class ExactIndex:
             self._pending[key] = ExactLayout(key, sizes, {name: array.copy() for name, array in structure.items()})
 
     def next_pending(self) -> ExactLayout | None:
-        """The hottest pending layout. One that has since been overtaken must get hot again."""
+        """Begin with the hottest pending layout. Those that are no longer hot are dropped."""
         while self._pending:
             layout = self._pending.pop(max(self._pending, key=lambda key: self._uses.get(key, 0)))
             if self._is_hot(layout.key):
@@ -75,7 +75,8 @@ class ExactIndex:
         return None
 
     def begin(self, layout: ExactLayout) -> ExactLayout:
-        """What to capture. Until `add` reports success, the layout is not tried again."""
+        """Drop the coldest graphs until one more fits. The layout is not tried again unless `add` accepts its graph."""
+        self._pending.pop(layout.key, None)
         self._refused[layout.key] = None
         if len(self._refused) > MAX_CANDIDATES:
             self._refused.popitem(last=False)
@@ -85,7 +86,7 @@ class ExactIndex:
         return ExactLayout(layout.key, layout.sizes, layout.structure, tuple(dropped))
 
     def add(self, key: GraphKey, nbytes: int) -> tuple[GraphKey, ...]:
-        """A layout was captured. Returns the graphs to drop for it: itself, if it alone is too large."""
+        """Accept a captured graph. Returns the graphs to drop: the coldest, or the new one if it alone is too large."""
         if nbytes > self._settings.exact_max_bytes:
             return (key,)
         dropped = []
@@ -110,7 +111,7 @@ class ExactIndex:
         uses = self._uses.get(key, 0)
         if uses < self._settings.exact_after:
             return False
-        return not self.is_full or uses > HOTTER * self._uses[self._coldest()]
+        return not self.is_full or uses > REPLACE_FACTOR * self._uses[self._coldest()]
 
     def _coldest(self) -> GraphKey:
         """The least used graph; of equals, the least recently used."""

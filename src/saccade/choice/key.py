@@ -1,4 +1,4 @@
-"""Graph keys, and decisions for a graph. Everything a capture freezes is a function of its key."""
+"""Graph keys and decisions. Everything a capture freezes is a function of its key."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True, slots=True)
 class Capacity(Mapping[str, int]):
-    """How many of each dimension a graph holds, such as tokens=1024 segments=17."""
+    """The size of each dimension, such as tokens=1024 segments=17: of a batch, or what a graph has room for."""
 
     sizes: tuple[tuple[str, int], ...]
 
@@ -69,8 +69,9 @@ class Reason(StrEnum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
-    With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit."""
+    """How to run one batch, and why. With a `key`, its graph is replayed. Without one the batch runs eagerly, padded to
+    `padded_to` if given. With graphs off a batch is still padded to its bucket, so its outputs have the same bits as a
+    replay of the bucket's graph."""
 
     tier: Tier
     reason: Reason
@@ -84,8 +85,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:
-    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one. Takes host
-    integers only: a key must never cost a wait for the GPU."""
+    """Digest of all boundaries of a batch. It covers names, counts and values, so that different structures get
+    different digests. Takes host integers only: computing a key must never wait for the GPU."""
     state = blake2b(digest_size=16)
     for name in sorted(structure):
         values = np.asarray(structure[name], dtype=_INT64)
@@ -94,13 +95,13 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
 
 
 def thinned(buckets: Sequence[Bucket], stride: int) -> tuple[Bucket, ...]:
-    """Every `stride`-th of buckets sorted by size, including the largest and the smallest."""
+    """Every `stride`-th bucket, counted from the largest, and the smallest. `buckets` are sorted by size."""
     return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))
 
 
 def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:
-    """Row counts from `smallest` to `largest` in equal steps within each octave, including powers of two. A step is 1/8
-    to 1/16 of the size, and padding half a step on average: about 4 % on uniformly drawn sizes."""
+    """Row counts from `smallest` to `largest`, with `per_octave` equal steps from one power of two to the next. With 8,
+    a step is 1/16 to 1/8 of the size and padding averages half a step: about 4 % of uniformly distributed sizes."""
     buckets = [min(smallest, largest)]
     while buckets[-1] < largest:
         octave = 1 << (buckets[-1].bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The shape of a phase: which sizes its batches have, and which bucket holds a batch."""
+"""The shape of a phase: the dimensions of its batches, and which bucket holds a batch."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +7,13 @@ from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
-MAX_REMEMBERED = 4096  # sizes recur, so results that depend on them alone are cached, up to this many
+MAX_CACHED_SIZES = 4096  # batch sizes recur, so their buckets are cached
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """An input with segment boundaries: `count` segments of `rows`, none longer than `longest` (0: any)."""
+    """An input whose values cut dimension `rows` into segments; dimension `count` is their number. No segment has more
+    than `longest` rows; `longest=0` means no limit."""
 
     name: str
     rows: str
@@ -35,7 +36,7 @@ def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseShape:
-    """`rows` is the dimension that orders buckets and counts padding; `limits` are the largest sizes."""
+    """Buckets are ordered by dimension `rows`, and padding is counted in it. `limits` are the sizes of the buffers."""
 
     name: str
     rows: str
@@ -50,16 +51,16 @@ class PhaseShape:
 
     @cached_property
     def bucket_for(self) -> Callable[[Capacity], Capacity | None]:
-        """The smallest bucket that holds a batch of these sizes."""
-        return lru_cache(MAX_REMEMBERED)(lambda sizes: self.bucket_for_all([sizes]))
+        """The smallest bucket that holds a batch of these sizes, if any does."""
+        return lru_cache(MAX_CACHED_SIZES)(lambda sizes: self.bucket_for_all([sizes]))
 
     def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
-        """The smallest bucket that holds each of several batches."""
+        """The smallest bucket that holds each of several batches, if any does."""
         rows = [bucket[self.rows] for bucket in self.ordered]
         for bucket in self.ordered[bisect_left(rows, max(sizes[self.rows] for sizes in batches)) :]:
             if all(misfit(sizes, bucket, self.boundaries) is None for sizes in batches):
                 return bucket
         return None
 
-    def problem_with_all(self, sizes: Capacity) -> str:
+    def misfit_in_largest(self, sizes: Capacity) -> str:
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""

@@ -1,10 +1,10 @@
-"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no models.
+"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, not models.
 
 arena = Arena([rows(...), boundaries(...), output(...)], limits, device)    static buffers, allocated once
-phase = Phase(name=..., body=..., arena=arena, buckets=..., example=...)    what is to be replayed
+phase = Phase(name=..., body=..., arena=arena, buckets=..., example=...)    the forward pass to replay
 runner = GraphRunner(phase, GraphSettings(mode=Mode.FULL))
-runner.capture_buckets()                                                    largest first, one pool
-assert verify(runner).is_right                                              replays against eager
+runner.capture_buckets()                                                    largest first, in one pool
+assert verify(runner).is_right                                              replays against eager runs
 result = runner.run(values, copy_out)                                       any boundaries, one graph
 """
 

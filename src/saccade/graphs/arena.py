@@ -1,4 +1,4 @@
-"""The arena: static buffers allocated once, and the only code that writes batches into them."""
+"""The arena: static buffers, allocated once, and the only code that writes batches into them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
 
-# Results that depend on sizes alone are cached, since sizes recur; bounded, since eager runs may bring any size.
+# Sizes recur, so whatever depends only on them is cached. The caches are bounded: eager runs may have any size.
 MAX_LAYOUTS = 1024
 MAX_SIZES = 4096
 
@@ -33,7 +33,7 @@ class Batch:
 
 
 class Arena:
-    """Static buffers of one lane, allocated at their largest before any capture and never grown.
+    """Static buffers, allocated at their limits before any capture and never grown.
 
     Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life. Rows,
     bridges and outputs start at the base of their own storage at every capacity. Metadata is packed into one slab, so
@@ -62,7 +62,7 @@ class Arena:
         self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
         self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
         self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
-        self._fronts = lru_cache(MAX_SIZES)(self._first_rows)
+        self._row_views = lru_cache(MAX_SIZES)(self._first_rows)
         slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
@@ -72,11 +72,11 @@ class Arena:
         return self._slab.nbytes + sum(storage.nbytes for storage in self._storages.values())
 
     def addresses(self) -> dict[str, int]:
-        """Where every storage starts; together with the capacity this fixes the address of every view."""
+        """The start of every storage. Together with a capacity these fix the address of every view."""
         return dict(zip(("metadata", *self._storages), self.pointers(), strict=True))
 
     def pointers(self) -> list[int]:
-        """The same without names, for comparison at every replay. Read anew each time, so a replaced storage shows."""
+        """`addresses` without names, compared at every replay. Never cached, so that a replaced storage is noticed."""
         return [self._slab.data_ptr(), *map(Tensor.data_ptr, self._storages.values())]
 
     def owns(self, tensor: Tensor) -> bool:
@@ -84,11 +84,11 @@ class Arena:
         return tensor.untyped_storage().data_ptr() in self.pointers()
 
     def storages(self) -> dict[str, Tensor]:
-        """Every storage at full length, by the names of `addresses`."""
+        """Every storage at full length, under the names of `addresses`."""
         return {"metadata": self._slab, **self._storages}
 
     def num_views(self, names: Sequence[str]) -> int:
-        """How many tensors, held by anyone, are views of these buffers now; arrays sharing their memory count too."""
+        """How many references these buffers' storages have: from views, whoever holds them, and from arrays on top."""
         return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
@@ -100,8 +100,8 @@ class Arena:
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to be written in place; admitted like that, they are not copied."""
-        return self._fronts(name, count)
+        """The first rows of an input, to write in place. If they are passed to `admit`, `fill` does not copy them."""
+        return self._row_views(name, count)
 
     def _first_rows(self, name: str, count: int) -> Tensor:
         buffer = self.buffers[name]
@@ -134,7 +134,7 @@ class Arena:
         return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
+        """Write a batch and its padding. Allocates nothing on the device; waits only for the copy three fills ago."""
         room = Capacity.of(capacity)
         if problem := self._misfits(batch.sizes, room):
             raise GraphError(f"batch of {batch.sizes} does not fit {room}: {problem}")
@@ -145,7 +145,7 @@ class Arena:
             layout.send(batch.arrays, self._staging, self._slab)
 
     def poison(self, capacity: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> None:
-        """Overwrite with NaN: the padded rows of a filled batch or, without sizes, every floating-point buffer."""
+        """Write NaN to the padded rows of floating-point inputs or, without `sizes`, to every floating-point buffer."""
         for name, view in self.views(capacity).items():
             buffer = self.buffers[name]
             if not view.is_floating_point() or (sizes is not None and buffer.role is not Role.INPUT):
@@ -159,16 +159,16 @@ class Arena:
     def _as_tensor(self, buffer: Buffer, value: Any) -> Tensor:
         name = buffer.name
         if not isinstance(value, Tensor):
-            raise GraphError(f"input {name!r} is a {type(value).__name__}; give a tensor")
+            raise GraphError(f"input {name!r} is a {type(value).__name__}; pass a tensor")
         if value.dtype != buffer.dtype:
             raise GraphError(f"input {name!r} is {value.dtype}; the buffer is {buffer.dtype}")
         if value.device.type != self.device.type and not value.is_pinned():
             raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
-        is_front = value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
+        is_front = not buffer.axis and value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
         if value.numel() and not is_front and self.owns(value):
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
-                f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"
+                f"its own buffer, so filling would overwrite it: pass arena.rows({name!r}, count), or a copy"
             )
         return value
 
@@ -179,7 +179,7 @@ class Arena:
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
     def _agreed_sizes(self, shapes: tuple[tuple[int, ...], ...]) -> Capacity:
-        """The size of every dimension, on which all inputs (rows, then metadata) must agree."""
+        """The size of every dimension. All inputs must agree on it; `shapes` are those of rows, then of metadata."""
         sizes: dict[str, int] = {}
         by_name = dict(zip((b.name for b in (*self._rows, *self._metadata)), shapes, strict=True))
         for name, buffer in self._inputs.items():
@@ -234,20 +234,20 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if isinstance(value, np.ndarray) and value.dtype == dtype:
         return value
     if isinstance(value, Tensor) and value.device.type != "cpu":
-        raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
+        raise GraphError(f"metadata {name!r} is on {value.device}; pass the host's copy, so that nothing waits")
     array = np.asarray(value)
     if array.dtype != dtype and array.size and dtype.kind in "iu":
         if not np.can_cast(array.dtype, np.int64):
             raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
         room, low, high = np.iinfo(dtype), array.min(), array.max()
         if low < room.min or high > room.max:  # it would silently wrap
-            met = low if low < room.min else high
-            raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
+            worst = low if low < room.min else high
+            raise GraphError(f"metadata {name!r} has {worst}; its buffer is {dtype} and holds {room.min} to {room.max}")
     return array
 
 
 def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) -> HostArray:
-    name, most = boundary.name, boundary.longest
+    name, limit = boundary.name, boundary.longest
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
     starts, ends = values[:-1], values[1:]
@@ -258,6 +258,6 @@ def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) ->
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {at + 1}; they must not decrease")
     if values[-1] != num_rows:
         raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {boundary.rows}")
-    if most and (longest := (ends - starts).max(initial=0)) > most:
-        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {most}")
+    if limit and (longest := (ends - starts).max(initial=0)) > limit:
+        raise GraphError(f"boundaries {name!r} have a segment of {longest} {boundary.rows}; the limit is {limit}")
     return values

@@ -1,7 +1,7 @@
-"""Audit: finds what a graph froze, in the graph itself, without a reference output.
+"""Finds what a graph froze by looking at the graph itself, without a reference output.
 
 Two captures of one bucket with different inputs are compared node by node. A difference is a frozen host value; the
-finding names the node and argument. Also checked: nodes touch declared memory only, capture and eager run launch the
+finding names the node and argument. Also checked: nodes touch only declared memory, captures and eager runs launch the
 same nodes, a replay changes only what the phase declares, padding follows its policy, and nothing has moved. On CUDA
 nodes are read from the graph, elsewhere from the CPU recording.
 """
@@ -35,9 +35,9 @@ from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger state by its sum
-# cuBLAS has its own workspace, which it clears before use; all-reduces have tables of their memory.
+# Kernels with memory of their own: cuBLAS clears its workspace before use; all-reduces have tables of their buffers.
 HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
-MAX_FINDINGS = 5  # per check: the first few show what is wrong
+MAX_FINDINGS = 5  # per check
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class AuditReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was audited and nothing was found."""
+        """Whether at least one row was audited, and nothing was found."""
         return bool(self.rows) and all(row.is_right for row in self.rows)
 
     @property
@@ -82,14 +82,14 @@ def audit(
     consume: Callable[[Outputs], Any] = copy_out,
     on_graph: Callable[[], None] = lambda: None,
 ) -> AuditReport:
-    """Audit captured buckets, all or those given, and exact graphs if that tier is on. Like verification it writes
-    where requests read. `consume` is how results are taken out."""
-    rng, chance = torch.Generator().manual_seed(seed), set[Position]()
+    """Audit captured buckets (all, or `buckets`), and exact graphs if that tier is on. Like verification it overwrites
+    memory that requests read. `consume` takes results out of the buffers; `on_graph` is called after each bucket."""
+    rng, noise = torch.Generator().manual_seed(seed), set[Position]()
     served = [graph for graph in runner.graphs if not graph.key.digest]
     served = [graph for graph in served if buckets is None or graph.key.capacity in buckets]
     rows = []
     for graph in served:
-        rows.append(_audit_graph(runner, graph, rng, chance))
+        rows.append(_audit_graph(runner, graph, rng, noise))
         on_graph()
     if served:
         smallest = min(served, key=lambda graph: graph.key.capacity[runner.phase.rows])
@@ -100,7 +100,7 @@ def audit(
     return AuditReport(tuple(rows))
 
 
-def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, chance: set[Position]) -> AuditRow:
+def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, noise: set[Position]) -> AuditRow:
     capacity, findings = graph.key.capacity, list[str]()
     findings += [f"moved since the capture: {change}" for change in graph.moved()]
     first, *others = _varied_values(runner, capacity, rng)
@@ -109,10 +109,10 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
         memory = MemoryMap(runner.phase.arena, capacity, runner.watched, runner.lane)
         findings += _undeclared(base, memory)
         for other in others:
-            if found := _frozen(runner, graph.key, memory, chance, base, first, other):
+            if found := _frozen(runner, graph.key, memory, noise, base, first, other):
                 findings += found
                 break
-        findings += _not_one_body(runner, graph.key, base, first)
+        findings += _body_differences(runner, graph.key, base, first)
     except UnreadableError:
         raise
     except GraphError as error:
@@ -121,13 +121,13 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
 
 
 def _is_cpu(runner: GraphRunner) -> bool:
-    """On a CPU a graph in service reports its own nodes; on CUDA another capture of the same batch stands in."""
+    """On a CPU the graph in service lists its own nodes. On CUDA another capture of the same batch stands in for it."""
     return runner.phase.arena.device.type == "cpu"
 
 
 def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
-    """Admits the batch right before the capture, as before a run, so that host state is of this batch. A CUDA capture
-    runs nothing, so buffers get the empty batch: always the same, it leaves the same bytes on the stack."""
+    """The nodes of a capture right after this batch was admitted, so that host state belongs to it, as in a run. A CUDA
+    capture runs nothing, so there the buffers get the empty batch, which always leaves the same bytes on the stack."""
     arena = runner.phase.arena
     batch = arena.admit(values)
     arena.fill(batch if _is_cpu(runner) else arena.empty_batch(), key.capacity)
@@ -143,28 +143,28 @@ def _frozen(
     runner: GraphRunner,
     key: GraphKey,
     memory: MemoryMap,
-    chance: set[Position],
+    noise: set[Position],
     base: list[Node],
     first: Values,
     other: Values,
 ) -> list[str]:
-    """What differs between two captures, except by chance: structs passed to kernels have uninitialised bytes, which
-    hold what was on the stack. Captures of the same inputs, once through another stack and once as before, reveal those
-    bytes; `chance` remembers them."""
+    """What differs between two captures, apart from noise: structs passed to kernels have uninitialised bytes, which
+    hold whatever was on the stack. Repeated captures of the same inputs, with a different and with the same stack,
+    reveal those bytes; `noise` collects their positions."""
     there = _captured_on(runner, key, other)
-    found = [one for one in differences(base, there, memory) if one.position not in chance]
+    found = [one for one in differences(base, there, memory) if one.position not in noise]
     if found and not _is_cpu(runner):
         ways: tuple[AbstractContextManager[Any], ...] = (_AnotherStack(), nullcontext())
         for way in ways:
             with way:
                 again = [(base, _captured_on(runner, key, first)), (there, _captured_on(runner, key, other))]
-            chance |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}
-        found = [one for one in found if one.position not in chance]
+            noise |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}
+        found = [one for one in found if one.position not in noise]
     return [str(one) for one in found[:MAX_FINDINGS]]
 
 
 class _AnotherStack(OperationMode):
-    """Routes every operation through Python, so that the stack holds other leftovers when its kernel is launched."""
+    """Routes every operation through Python, so that the stack has different leftovers when its kernel is launched."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -173,7 +173,7 @@ class _AnotherStack(OperationMode):
 
 
 def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
-    """Tensors that are neither buffers nor state nor made in the graph: copies of what the capture saw."""
+    """Tensors that are neither buffers, nor state, nor made in the graph: their content is frozen at capture."""
     found = [
         f"undeclared: node {i} ({node.name}) has {argument} = {what} in memory that is neither a buffer, nor declared "
         "state, nor made in the graph: what it holds is frozen"
@@ -184,7 +184,7 @@ def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
 
 
 def _undeclared_arguments(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
-    """Only one-word raw arguments: larger ones may have stray addresses in uninitialised bytes."""
+    """Checks raw arguments of one word only: larger ones may have stray addresses in uninitialised bytes."""
     for argument, touch in node.touches.items():
         if touch.address and memory.find(touch.address) is None:
             yield argument, touch.layout
@@ -202,8 +202,8 @@ class _BoundsOfCapacity(Frame):
         return Frame(self.arena, self.capacity).longest(name)
 
 
-def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
-    """Where a body behaves differently when captured and when run eagerly with host boundaries."""
+def _body_differences(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
+    """Where a captured body launches other nodes than one that runs eagerly with host boundaries."""
     arena, capacity = runner.phase.arena, key.capacity
     arena.fill(arena.admit(values), capacity)
     tape = Tape(runner.lane, arena, runner.watched)
@@ -220,7 +220,7 @@ def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], valu
 
 
 def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, HostArray]:
-    """The boundaries of a filled arena, padding included, as an eager run of all rows would see them."""
+    """The boundaries in a filled arena, including padding, as an eager run of all rows would see them."""
     views = runner.phase.arena.views(capacity)
     boundaries = [b.name for b in runner.phase.arena.buffers.values() if isinstance(b.padding, DummySegment)]
     return {name: views[name].cpu().numpy().copy() for name in boundaries}
@@ -229,7 +229,7 @@ def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, Host
 def _audit_runs(
     runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, consume: Callable[[Outputs], Any]
 ) -> AuditRow:
-    """What only a replay shows: what it writes, how buffers are filled, and which output views are kept."""
+    """Checks that need a replay: what it writes, how buffers are filled, and which output views are kept."""
     phase, capacity = runner.phase, graph.key.capacity
     values = phase.example(equal_totals(phase, capacity, rng)[0], rng)
     batch = phase.arena.admit(values)
@@ -259,7 +259,7 @@ def _kept_views(runner: GraphRunner, result: Any) -> list[str]:
 
 
 def _contents(runner: GraphRunner) -> dict[str, Tensor]:
-    """State that a pass must not change: small tensors as they are, large ones as the sum of their bits."""
+    """State that a pass must not change: small tensors in full, large ones as a sum of their bits."""
     return {name: _bits(tensor) for name, tensor in runner.watched.items() if name not in runner.phase.writes}
 
 
@@ -272,7 +272,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def fill_problems(runner: GraphRunner, batch: Batch, capacity: Capacity) -> list[str]:
-    """Where filled buffers differ from the batch with padding by its policy, recomputed here."""
+    """Inputs whose buffer does not hold the batch and its padding, both recomputed here."""
     views, found = runner.phase.arena.views(capacity), []
     for name, buffer in runner.phase.arena.buffers.items():
         if buffer.role not in (Role.INPUT, Role.METADATA):
@@ -306,13 +306,13 @@ def _padded(buffer: Buffer, given: Tensor, capacity: Capacity) -> Tensor:
 
 
 def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> AuditRow:
-    """Two structures of the same sizes: different graphs must have different keys."""
+    """Captures two structures of the same sizes: graphs that differ must have different keys."""
     phase = runner.phase
     found: list[tuple[GraphKey, list[Node]]] = []
     for lengths in equal_totals(phase, capacity, rng):
         values = phase.example(lengths, rng)
         batch = phase.arena.admit(values)
-        runner.eager(values, lambda outputs: None)  # compiles kernels for these sizes; a capture cannot
+        runner.eager(values, lambda outputs: None)  # compiles kernels for these sizes, which a capture cannot
         key = runner.key_of(batch)
         found.append((key, _captured_on(runner, key, values)))
     (one, here), (other, there) = found
@@ -324,8 +324,8 @@ def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) 
 
 
 def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> list[Values]:
-    """The inputs a bucket is captured with, then others: other numbers (even where examples never vary), other
-    boundaries, a single row, and all rows in many segments."""
+    """The inputs that a bucket is captured with, then different ones: other numbers (even where examples never vary),
+    other boundaries, a single row, and all rows in many segments."""
     phase, arena = runner.phase, runner.phase.arena
     rows = capacity[phase.rows]
     layouts = (*equal_totals(phase, capacity, rng), (1,), compose(rows, num_segments(phase, capacity), rng))
@@ -335,7 +335,7 @@ def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator
         if arena.misfit(arena.admit(values).sizes, capacity) is None:
             found.append(values if found else _with_all_varied(runner, values, phase.example(lengths, rng)))
     if not _is_cpu(runner) and capacity != min(phase.buckets, key=lambda bucket: bucket[phase.rows]):
-        found = found[:1]  # each costs a capture there, and what one bucket freezes, all do
+        found = found[:1]  # on CUDA each costs a capture, and all buckets freeze the same things
     return [runner.example_values(capacity), *found]
 
 
@@ -352,7 +352,7 @@ def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Valu
 
 
 def _changed(array: HostArray) -> HostArray:
-    """Other numbers of the same kind: rolled by one if that changes them, otherwise one less, and 1 for 0."""
+    """Other numbers of the same kind: rolled by one or, if that changes nothing, one smaller (0 becomes 1)."""
     turned = np.roll(array, 1, axis=-1)
     if not np.array_equal(turned, array):
         return turned
@@ -360,7 +360,7 @@ def _changed(array: HostArray) -> HostArray:
 
 
 def _can_run(runner: GraphRunner, values: Values) -> bool:
-    """Whether the body accepts these numbers: on a CPU a recording runs it, and some are indices."""
+    """Whether the body accepts these numbers, some of which may be indices: recording on a CPU runs it."""
     try:
         runner.phase.set_up(values)
         runner.eager(values, lambda outputs: None)

@@ -13,7 +13,7 @@ from saccade.errors import ConfigError
 class Role(StrEnum):
     INPUT = "input"  # filled on the device: copied from a tensor, or written in place by a kernel
     METADATA = "metadata"  # filled on the host; all of a batch's metadata goes in one copy
-    BRIDGE = "bridge"  # written by the body: what crosses a graph break, or a wide temporary; shared by all layers
+    BRIDGE = "bridge"  # written by the body: a tensor that crosses a graph break, or a wide temporary; layers share it
     OUTPUT = "output"  # written by the body; valid until the next replay
 
 
@@ -31,14 +31,14 @@ class RepeatLast:
 
 @dataclass(frozen=True, slots=True)
 class OwnIndex:
-    """Padded entries hold their own index, so a permutation of the valid rows stays one of all rows."""
+    """Padded entries hold their own index, so that a permutation of the valid rows becomes one of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DummySegment:
-    """Padding of boundaries: the padded rows form one segment, and the segments after it are empty. So the last
-    boundary always equals the row capacity: every row is written, and none reaches into another. Where a kernel takes
-    segments of at most `longest` rows (windows), the padded rows form as many as needed."""
+    """Padding of boundaries: the padded rows form a segment of their own, followed by empty segments. So every row lies
+    in a segment, the last boundary is always the row capacity, and no segment mixes valid and padded rows. Where a
+    kernel takes segments of at most `longest` rows (windows), the padded rows form as many as needed."""
 
     rows: str
     longest: int | None = None
@@ -57,8 +57,8 @@ class Buffer:
     dtype: torch.dtype
     role: Role
     padding: Padding = ZERO
-    axis: int | None = field(init=False, repr=False)  # the one that varies
-    # what that axis counts, and its surplus: "segments+1" -> (segments, 1)
+    axis: int | None = field(init=False, repr=False)  # the axis that varies
+    # the dimension of that axis, and what is added to its size: "segments+1" -> ("segments", 1)
     dimension: tuple[str, int] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +101,8 @@ def metadata(name: str, shape: BufferShape, dtype: torch.dtype = torch.int32, *,
 
 
 def boundaries(name: str, *, of: str, count: str, longest: int | None = None) -> Buffer:
-    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments. `longest` is the
-    most rows any segment may ever have, if a kernel relies on it."""
+    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments. `longest` limits
+    the rows of a segment, for kernels that rely on a limit."""
     return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of, longest))
 
 

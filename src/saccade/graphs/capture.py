@@ -1,4 +1,4 @@
-"""Capture: warm up a body, record it, keep what it touches alive, and check addresses on every replay."""
+"""Captures a body: warms it up, records it, keeps the memory it touches alive, and checks addresses at every replay."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -18,7 +18,7 @@ from saccade.graphs.watched import Watched
 
 
 class CapturedGraph:
-    """Pieces to replay and calls to make, in order, with everything they touch kept alive."""
+    """Pieces to replay and calls to make, in order. Keeps alive all memory that they touch."""
 
     def __init__(self, key: GraphKey, steps: Sequence[Recording], frame: Frame, state: Mapping[str, Tensor]) -> None:
         self.key = key
@@ -27,16 +27,17 @@ class CapturedGraph:
         self.nbytes = 0
         self.num_replays = 0
         self.steps = tuple(steps)
-        self._keep_alive = tuple(state.values())
+        self._keep_alive = tuple(tensor.untyped_storage() for tensor in state.values())
         self._arena = frame.arena
         self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
         self._marks = self._state.marks()
 
     def replay(self) -> None:
-        """Run the graph on what its buffers hold now. Raises if any has moved since the capture. Weights and caches are
-        many, so they are checked while the device works; that is safe because what was captured is kept alive, and if
-        one has moved, nobody sees the results."""
+        """Run the graph on the current content of its buffers. Raises if a buffer or any state has moved since the
+        capture. Buffers are checked before the launch. State (weights, caches) is checked after it, while the device
+        works, because it has many tensors: the graph only touches memory that it keeps alive, and if this raises,
+        nobody sees the results."""
         if self._arena.pointers() != self._pointers:
             self._refuse_moved()
         for step in self.steps:
@@ -46,16 +47,16 @@ class CapturedGraph:
         self.num_replays += 1
 
     def moved(self) -> list[str]:
-        """What has moved or was replaced since the capture."""
+        """Everything that has moved or been replaced since the capture, a sentence each."""
         then = zip(self._arena.addresses().items(), self._pointers, strict=True)
-        buffers = [f"{name!r} was at {was:#x} and is at {now:#x}" for (name, now), was in then if now != was]
+        buffers = [f"{name!r} was at {was:#x} and is now at {now:#x}" for (name, now), was in then if now != was]
         return buffers + self._state.changes(self._marks)
 
     def _refuse_moved(self) -> None:
         first = next(iter(self.moved()), "a buffer moved")
         raise AddressError(
-            f"since graph [{self.key}] was captured something has changed: {first} now; static buffers are allocated "
-            "once, weights stay in place and modules as they are: capture again after changing them"
+            f"graph [{self.key}] no longer matches what it was captured on: {first}; static buffers, weights and "
+            "modules must not be replaced after a capture: capture again"
         )
 
 
@@ -69,14 +70,14 @@ def capture(
     structure: Mapping[str, HostArray] | None = None,
     is_warm: bool = False,
 ) -> CapturedGraph:
-    """Capture a body over the arena's buffers, which must hold a batch that fits the key. `state` names the tensors
-    outside the arena that the body touches (weights, caches). `structure` is given for an exact graph, whose key holds
-    its digest. `is_warm`: the body has just run at this key."""
+    """Capture a body on the arena's buffers, which must hold a batch that fits the key. `state` names the tensors
+    outside the arena that the body touches (weights, caches). `structure` is for exact graphs, whose key has its
+    digest. `is_warm` skips the warm-up: the body has just run at this key."""
     assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
     started = perf_counter()
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
-        if not is_warm:  # compiles, autotunes, loads: none of it is possible in a capture
+        if not is_warm:  # nothing can be compiled, autotuned or loaded during a capture
             run_body(body, Frame(arena, key.capacity, structure, is_warmup=True))
         held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)

@@ -1,8 +1,8 @@
 """Compares results: bit for bit where the same kernels ran on the same shapes, else against an estimated error.
 
-The error is estimated by running the body a few times with every operation's result moved randomly by one unit in the
-last place (Monte Carlo arithmetic), and products by the rounding of their sums. How far an output then moves is how far
-rounding may move it: by row and channel, so that one large channel excuses nothing in the others.
+To estimate the error, the body runs a few times with noise: every operation's result moves at random by up to one unit
+in the last place (Monte Carlo arithmetic), and products by the rounding of their sums. How far an output moves then is
+how far rounding may move it: by row and channel, so that one large channel excuses nothing in the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ Tensors = Mapping[str, Tensor]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NUM_NOISY_RUNS = 4
-ALLOWED_ERRORS = 16  # times the estimate: the largest of millions of roundings lies several estimates out
+ALLOWED_ERRORS = 16  # times the estimate, because the largest of millions of roundings is several times as large
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Where an output is wrong: the first wrong row, and the largest distance in units of what is allowed there
-    (infinite if nothing is, or if one of the two is not a number)."""
+    """Where an output is wrong, and by how much. `row` is the first wrong row. `size` is the largest error: relative to
+    the expected value in a comparison of bits, else in multiples of the allowed error; infinite if it has no size."""
 
     output: str
     num_wrong: int
@@ -68,7 +68,7 @@ def _located(name: str, is_wrong: Tensor, size: Callable[[], float]) -> OutputDi
 
 def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensors]) -> list[OutputDifference]:
     """Every output further from the expected one than rounding explains. `noisy` comes from `noisy_runs`; where its
-    runs agree on an integer or a non-finite value, there is nothing to round."""
+    runs agree on an integer or a non-finite value, rounding explains nothing."""
     found = (
         _error_difference(name, actual[name], right, [run[name] for run in noisy]) for name, right in expected.items()
     )
@@ -87,7 +87,7 @@ def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[
     if not right.is_floating_point():
         return _located(name, is_settled & ~is_same, lambda: float("inf"))
     distance = (found - plain).abs().where(is_number, 0)
-    last_place = torch.finfo(right.dtype).eps * plain.abs()  # four runs with noise leave one element in eighty as it is
+    last_place = torch.finfo(right.dtype).eps * plain.abs()  # one element in 81 stays put in all four noisy runs
     error = _smoothed(torch.maximum((runs - plain).abs().amax(0), last_place).where(is_number, 0))
     allowed = ALLOWED_ERRORS * error
     is_wrong = torch.where(is_number, ~(distance <= allowed), is_settled & ~is_same)
@@ -96,7 +96,7 @@ def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[
 
 
 def _smoothed(error: Tensor) -> Tensor:
-    """Few runs underestimate some elements: each gets at least the average of its row and channel."""
+    """A few runs underestimate some elements, so each gets at least the average of its row and channel."""
     table = error.reshape(-1, error.shape[-1] if error.ndim > 1 else 1)
     squares = table.square()
     rows, channels, mean = squares.mean(1, keepdim=True), squares.mean(0, keepdim=True), squares.mean()
@@ -105,7 +105,7 @@ def _smoothed(error: Tensor) -> Tensor:
 
 
 def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
-    """Results of a few runs with noise in the last place of every operation."""
+    """The results of a few runs with noise in the last place of every operation."""
     found = []
     for turn in range(NUM_NOISY_RUNS):
         with _LastPlaceNoise(seed * NUM_NOISY_RUNS + turn):
@@ -114,7 +114,7 @@ def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
 
 
 class _LastPlaceNoise(OperationMode):
-    """Leaves in-place operations alone: they may write to weights and caches, which outlive the run."""
+    """Skips in-place operations: they may write to weights and caches, which outlive the run."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -131,22 +131,22 @@ class _LastPlaceNoise(OperationMode):
         for leaf in leaves_of(result):
             if is_fresh(leaf, given) and leaf.is_floating_point() and leaf.numel():
                 if func.overloadpacket in _PRODUCTS:
-                    self._move_sums(leaf, *args[-2:])
-                self._move(leaf)
+                    self._perturb_sums(leaf, *args[-2:])
+                self._perturb(leaf)
         return result
 
-    def _move(self, tensor: Tensor) -> None:
-        steps = torch.randint(-1, 2, tensor.shape, generator=self._chance(tensor), device=tensor.device)
+    def _perturb(self, tensor: Tensor) -> None:
+        steps = torch.randint(-1, 2, tensor.shape, generator=self._generator(tensor), device=tensor.device)
         tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
 
-    def _move_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
-        """Sums are made in float32 or wider, and their rounding errors add up like a random walk."""
+    def _perturb_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
+        """Products sum in float32 or wider, and their rounding errors add up like a random walk."""
         precise = torch.promote_types(tensor.dtype, torch.float32)
         walk = torch.matmul(one.to(precise).square(), other.to(precise).square()).sqrt()
-        steps = torch.randn(tensor.shape, generator=self._chance(tensor), device=tensor.device, dtype=precise)
+        steps = torch.randn(tensor.shape, generator=self._generator(tensor), device=tensor.device, dtype=precise)
         tensor.add_((steps * walk * torch.finfo(precise).eps).to(tensor.dtype))
 
-    def _chance(self, tensor: Tensor) -> torch.Generator:
+    def _generator(self, tensor: Tensor) -> torch.Generator:
         device = tensor.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)

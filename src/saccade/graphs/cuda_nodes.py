@@ -45,7 +45,7 @@ class CudaPiece:
         self.graph.replay()
 
     def nodes(self) -> list[Node]:
-        """Only for graphs captured with `keeping_nodes`."""
+        """Only for graphs captured under `keeping_nodes`."""
         return read_nodes(self.graph.raw_cuda_graph())
 
 
@@ -134,7 +134,7 @@ def _read_kernel(node: c_void_p) -> Node:
 
 
 def _packed_arguments(extra: Any) -> dict[str, bytes]:
-    """All arguments in one buffer, as some libraries launch."""
+    """Some libraries pass all arguments of a launch in one buffer."""
     address, size = 0, 0
     for i in range(0, 8, 2):
         if extra[i] == BUFFER_POINTER:
@@ -159,7 +159,7 @@ def _argument_sizes(function: int) -> tuple[int, ...]:
     offset, size = c_size_t(), c_size_t()
     for i in range(MAX_ARGUMENTS):
         if _driver("cuFuncGetParamInfo")(c_void_p(function), c_size_t(i), byref(offset), byref(size)):
-            break  # no such argument: that was the last
+            break  # there is no argument i
         sizes.append(size.value)
     return tuple(sizes)
 
@@ -172,12 +172,12 @@ def _name_of(function: int) -> str:
 
 
 class UnreadableError(GraphError):
-    """This driver cannot list a graph's nodes: nothing can be audited, but nothing is wrong with the graph."""
+    """The driver cannot list a graph's nodes, so nothing can be audited. The graph itself may be fine."""
 
 
 def _call(name: str, *arguments: Any) -> None:
     if status := _driver(name)(*arguments):
-        raise UnreadableError(f"{name} failed with CUDA error {status}: the nodes of a graph cannot be read")
+        raise UnreadableError(f"{name} failed with CUDA error {status}: a graph's nodes cannot be read")
 
 
 @cache
@@ -185,8 +185,10 @@ def _driver(name: str) -> Any:
     try:
         return getattr(CDLL("libcuda.so.1"), name)
     except OSError as error:
-        raise UnreadableError(f"nodes of graphs are read through CUDA's driver, which is not there: {error}") from error
+        raise UnreadableError(
+            f"a graph's nodes are read through the CUDA driver, which did not load: {error}"
+        ) from error
     except AttributeError:
         raise UnreadableError(
-            f"nodes of graphs are read with {name}, which this driver does not have: update it"
+            f"a graph's nodes are read with {name}, which this CUDA driver does not have: update it"
         ) from None

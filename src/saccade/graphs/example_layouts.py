@@ -1,4 +1,4 @@
-"""Layouts of example batches for verification and audit: other boundaries, equal totals, few and many segments."""
+"""Layouts of example batches for verification and audit: equal totals with different boundaries, and random ones."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -16,7 +16,7 @@ MAX_SEGMENTS = 8
 
 
 def equal_totals(phase: Phase, capacity: Capacity, rng: torch.Generator) -> tuple[Lengths, Lengths]:
-    """Two layouts with equal rows and segments and, if there are two or more segments, other boundaries."""
+    """Two layouts with equally many rows and segments but different boundaries, if there are several segments."""
     total = max(capacity[phase.rows] * 7 // 8, 1)
     segments = max(1, min(num_segments(phase, capacity), total, 3))
     first = compose(total, segments, rng)
@@ -31,12 +31,12 @@ def random_layout(phase: Phase, capacity: Capacity, rng: torch.Generator) -> Len
 
 
 def num_segments(phase: Phase, capacity: Capacity) -> int:
-    """Segments to cut a batch into, leaving one for padding."""
+    """How many segments to cut a batch into. One is left for padding."""
     return min(capacity[phase.segments] - 1, MAX_SEGMENTS) if phase.segments else 1
 
 
 def compose(total: int, parts: int, rng: torch.Generator) -> Lengths:
-    """A random composition of a total into positive parts."""
+    """Splits a total into random positive parts."""
     parts = max(1, min(parts, total))
     cuts = sorted((torch.randperm(total - 1, generator=rng)[: parts - 1] + 1).tolist()) if total > 1 else []
     edges = [0, *cuts, total]

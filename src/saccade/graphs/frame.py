@@ -1,4 +1,4 @@
-"""What a body reads. The same body runs eagerly, inside one graph, and in pieces: only the frame differs."""
+"""The argument of a body. The same body runs eagerly, as one graph, and in pieces: only its frame differs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -23,10 +23,10 @@ class Splitter(Protocol):
 
 
 class Frame(Mapping[str, Tensor]):
-    """The static buffers at one capacity, by name. `structure` holds the boundaries as host values, only where the key
-    covers them (exact graphs, eager runs): in a capacity graph they are data, so a body that asks for them is refused
-    rather than allowed to freeze them. Results of a warm-up run, which only compiles and loads kernels, are not used: a
-    body may skip what launches nothing new, such as a layer like the one before it."""
+    """The static buffers at one capacity, by name. `structure` has the boundaries as host values, in exact graphs and
+    unpadded eager runs only. Elsewhere the key does not cover them and they are data: a body that asks for their host
+    values is refused, so that it cannot freeze them. A warm-up run only compiles and loads kernels, and its results are
+    not used: the body may skip what launches no new kernel, such as a layer like the one before it."""
 
     def __init__(
         self,
@@ -56,11 +56,13 @@ class Frame(Mapping[str, Tensor]):
     def structure(self, name: str) -> HostArray:
         """The boundaries of a batch as host integers."""
         if self._structure is None:
-            raise GraphError(f"{name!r} is data in a capacity graph: its key does not cover it, so no host value may")
+            raise GraphError(
+                f"{name!r} is data in a capacity graph, whose key does not cover it: read its buffer, not host values"
+            )
         return self._structure[name]
 
     def longest(self, name: str) -> int:
-        """The longest segment possible under this key: the real one if the key covers it, else all rows."""
+        """A bound on segment lengths: the longest segment if the key covers it, else the declared limit or all rows."""
         if self._structure is not None:
             return int(np.diff(self._structure[name]).max(initial=0))
         padding = self.arena.buffers[name].padding
@@ -68,9 +70,9 @@ class Frame(Mapping[str, Tensor]):
         return padding.longest or self.capacity[padding.rows]
 
     def outside(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-        """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; elsewhere just call it. Keywords name
-        the bridge buffers that carry tensors across, `out` the one for the result, whose layout may differ from its
-        bridge's as long as the element counts agree."""
+        """Call `fn(*args, **bridged)`: between two pieces if the graph is piecewise, in place otherwise. Each keyword
+        names the bridge buffer that carries its tensor across the break; `out` names the buffer for the result, which
+        may have another shape but must have the buffer's dtype and number of elements."""
         into = self._views[out]
         if self._splitter is None:
             return conform(fn(*args, **bridged), into, f"the result of {call_name(fn)}")
@@ -78,11 +80,11 @@ class Frame(Mapping[str, Tensor]):
 
 
 def run_body(body: Body, frame: Frame) -> None:
-    """Run a body and put every result into its output buffer."""
+    """Run a body and copy each result into its output buffer."""
     results = body(frame) or {}
     outputs = {name for name, buffer in frame.arena.buffers.items() if buffer.role is Role.OUTPUT}
     if unknown := results.keys() - outputs:
-        raise GraphError(f"body gave {sorted(unknown)[0]!r}; the declared outputs are {', '.join(sorted(outputs))}")
+        raise GraphError(f"body returned {sorted(unknown)[0]!r}; declared outputs are {', '.join(sorted(outputs))}")
     for name, result in results.items():
         store(frame[name], result, f"output {name!r}")
 
@@ -96,8 +98,8 @@ def store(buffer: Tensor, value: Tensor, what: str) -> None:
 
 def conform(value: Tensor, buffer: Tensor, what: str) -> Tensor:
     if value.numel() != buffer.numel() or value.dtype != buffer.dtype:
-        met, allowed = f"{tuple(value.shape)} {value.dtype}", f"{tuple(buffer.shape)} {buffer.dtype}"
-        raise GraphError(f"{what} is {met}; its buffer is {allowed}: element count and type must agree")
+        given, allowed = f"{tuple(value.shape)} {value.dtype}", f"{tuple(buffer.shape)} {buffer.dtype}"
+        raise GraphError(f"{what} is {given}; its buffer is {allowed}: number of elements and dtype must agree")
     return value.reshape(buffer.shape)
 
 

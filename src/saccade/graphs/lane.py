@@ -1,4 +1,4 @@
-"""A lane records graphs: one sequence of executions with one memory pool."""
+"""A lane records graphs that share one memory pool, and therefore run one after another."""
 
 import gc
 import threading
@@ -13,13 +13,13 @@ from saccade.graphs.cuda_nodes import CudaPiece
 from saccade.graphs.nodes import Recording
 from saccade.graphs.recorded import RecordedLane
 
-# torch keeps temporaries up to this size apart from larger ones, which fit wherever a larger one was.
+# torch keeps allocations up to this size apart. Larger ones need no reserve, because they fit where a larger one was.
 SMALL_BYTES = 2**20
 NUM_SMALL = 16  # small temporaries alive at once in a body
 
 
 class CudaLane:
-    """CUDA graphs that share one pool. They must be captured and replayed on one stream at a time."""
+    """CUDA graphs that share one pool. Captures and replays must follow each other on one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.lock = threading.RLock()  # held while a thread runs or captures one of its graphs
@@ -27,17 +27,17 @@ class CudaLane:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._first: torch.cuda.CUDAGraph | None = None  # kept, because a pool is freed with its last graph
+        self._first: torch.cuda.CUDAGraph | None = None  # kept alive, because a pool is freed with its last graph
         self._keeps_nodes = False
 
     @property
     def nbytes(self) -> int:
-        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
+        """Memory that torch has reserved on the device. Its growth during a capture is what the graph added."""
         return torch.cuda.memory_reserved(self._device)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Context for warm-ups and captures."""
+        """Warm-ups and captures run inside a session."""
         # Garbage collection could free CUDA memory or events, which is not allowed during a capture.
         was_enabled = gc.isenabled()
         gc.disable()
@@ -51,8 +51,8 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """Reserve memory for small temporaries, so that captures while serving allocate none: a capture with many of
-        them at once makes the pool keep that memory."""
+        """Make the pool keep memory for small temporaries, by capturing many at once, so that captures while serving
+        allocate none."""
         with torch.no_grad(), self.session():
             self.begin()
             try:
@@ -65,7 +65,7 @@ class CudaLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
-        """Pieces recorded in here can list their nodes; they are for reading, not for replay."""
+        """Pieces recorded in this context can list their nodes. They are for reading, not for replay."""
         self._keeps_nodes = True
         try:
             yield
@@ -73,7 +73,7 @@ class CudaLane:
             self._keeps_nodes = False
 
     def memory(self) -> list[tuple[int, int]]:
-        """The lane's own address ranges, where temporaries lie, as (start, stop)."""
+        """The address ranges of the lane's pool, which holds temporaries, as (start, stop)."""
         return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
 
     def device_memory(self) -> list[tuple[int, int]]:

@@ -9,11 +9,11 @@ from saccade.graphs.arena import Arena
 from saccade.graphs.lane import Lane
 
 TEMPORARY = "a temporary"
-DEEPEST = 64  # ranges that begin inside another: all metadata of a batch lies in one storage
+MAX_NESTED = 64  # ranges that start inside another, such as metadata buffers in their slab
 
 
 class MemoryMap:
-    """Buffers of an arena at a capacity, declared state, and the lane's own memory. Addresses in the latter all get one
+    """The buffers of an arena at a capacity, declared state, and the lane's pool. All addresses in the pool get one
     name, because a temporary may lie elsewhere in another capture."""
 
     def __init__(self, arena: Arena, capacity: Mapping[str, int], state: Mapping[str, Tensor], lane: Lane) -> None:
@@ -25,14 +25,14 @@ class MemoryMap:
         self._device_memory = lane.device_memory()
 
     def is_foreign(self, address: int) -> bool:
-        """Whether an address is in device memory that is not declared here. False for values that are no address."""
+        """Whether this is an address in device memory that is not declared here. False for other numbers."""
         in_use = any(start <= address < stop for start, stop in self._device_memory)
         return in_use and self.find(address) is None
 
     def find(self, address: int) -> str | None:
-        """Name and byte offset of what lies there; None if nothing declared does."""
+        """The name and byte offset of the declared memory at an address, if any."""
         last = bisect_right(self._starts, address) - 1
-        for at in range(last, max(last - DEEPEST, -1), -1):
+        for at in range(last, max(last - MAX_NESTED, -1), -1):
             if address < self._stops[at]:
                 name, offset = self._names[at], address - self._starts[at]
                 return f"{name}+{offset}" if offset and name != TEMPORARY else name
@@ -47,7 +47,7 @@ def _range(name: str, tensor: Tensor) -> tuple[int, int, str]:
 
 
 def _flattened(ranges: Iterable[tuple[int, int, str]]) -> tuple[list[int], list[int], list[str]]:
-    """Ranges in order of start; of two with the same start, the later in the list gives the name."""
+    """Ranges ordered by start. Of two with the same start, the later in the list gives the name."""
     kept: dict[int, tuple[int, str]] = {}
     for start, stop, name in ranges:
         if stop > start:

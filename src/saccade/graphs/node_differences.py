@@ -9,7 +9,7 @@ from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.nodes import Node
 
 WORD = 8
-# torch's own kernels take structs with uninitialised bytes: what looks frozen there may be a leftover.
+# torch's own kernels take structs with uninitialised bytes, where a leftover may look frozen.
 TORCH_KERNEL, PERHAPS = "_ZN2at", "perhaps "
 CASTING = "WithCast"  # its kernels take a type byte, three uninitialised bytes, and four for the element size
 MAX_DIMENSIONS = 64
@@ -20,7 +20,7 @@ Position = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """A difference between two captures. Those in raw arguments have a position, because they may be chance."""
+    """A difference between two captures. Differences in raw arguments have a position, because they may be noise."""
 
     node: int
     name: str
@@ -40,7 +40,7 @@ def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -
         was, now = (nodes[i].name if i < len(nodes) else "nothing" for nodes in (one, other))
         if was != now:
             yield NodeDifference(i, "", "", was, now)
-            return  # nothing lines up after it
+            return  # later nodes do not line up
         yield from _node_differences(i, one[i], other[i], memory)
 
 
@@ -71,7 +71,7 @@ def _raw_differences(
 
 
 def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
-    """Arguments that are not raw, in comparable form: addresses by name."""
+    """All arguments but raw ones, in comparable form: addresses by name."""
     found = {name: str(value) for name, value in node.values.items()}
     for argument, touch in node.touches.items():
         found[argument] = f"{memory.find(touch.address) or 'undeclared memory'} {touch.layout}"

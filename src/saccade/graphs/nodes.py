@@ -1,4 +1,4 @@
-"""The operations of a captured piece with their arguments, so that two captures can be compared."""
+"""Operations of a captured piece with their arguments, for comparing two captures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of a graph: plain argument values, and the memory it touches. `raw` holds argument bytes as passed
-    to a kernel; words in them may be addresses."""
+    """One operation of a graph: plain argument values, and the memory it touches. `raw` has argument bytes as passed to
+    a kernel; words in them may be addresses."""
 
     name: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Node:
 
 
 class Recording(Protocol):
-    """A piece that can list its operations."""
+    """A piece of a graph, or a call between two, that can be replayed and can list its operations."""
 
     def __call__(self) -> None: ...
 
@@ -64,7 +64,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_frame(value: Any) -> bool:
-    """A frame is a mapping of static buffers, not an argument made of tensors."""
+    """A frame is a mapping, too, but gives access to buffers rather than being made of tensors."""
     return hasattr(value, "capacity") and hasattr(value, "outside")
 
 

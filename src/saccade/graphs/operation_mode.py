@@ -1,11 +1,11 @@
-"""The base of everything that looks at torch's operations one by one."""
+"""The base class of modes that intercept torch's operations."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class OperationMode(TorchDispatchMode):
-    """Subclasses define `__torch_dispatch__`. Nothing here is compiled by torch, but to make sure of that, torch would
-    import its compiler at the first operation: two seconds of every process that captures a graph."""
+    """Subclasses define `__torch_dispatch__`. torch's compiler never sees them. By default torch would import it at the
+    first operation just to exclude them, which takes two seconds in every process that captures a graph."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

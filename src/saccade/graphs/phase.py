@@ -1,4 +1,4 @@
-"""A phase: a forward pass to be replayed, and what captures, checks and shadow runs need to know about it."""
+"""A phase: a forward pass to replay, and what captures, checks and shadow runs need to know about it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,24 +19,24 @@ ExampleMaker = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A forward pass to be replayed: its body, its buffers, its buckets.
+    """A forward pass to replay: its body, its buffers, its buckets.
 
     `example` makes a batch with the given segment lengths and random content, for warm-up, capture, timing and
-    verification. `typical` is the length of an ordinary segment: if given, examples consist of those, so that
-    measurements match real batches. `state` names what the body touches outside the arena: weights, caches.
-    `is_repeatable`: an example gives the same outputs whatever ran before, because it reads from caches only what it
-    wrote; verification then needs one eager run of it. `set_up` brings what an example reads or writes outside the
-    arena into a known state, and `written` copies what it wrote there, which verification treats like outputs. `writes`
-    names the parts of `state` that a pass may change; the audit reports any other change. `nondeterministic` names
-    kernels whose results vary from run to run: without any, replays must equal eager runs bit for bit; with some,
-    within an estimated error. `volatile_in` and `volatile_out` are views of what a pass reads and writes outside the
-    arena and other passes overwrite: with the first restored, the pass can be rerun.
+    verification. `typical` is the usual length of a segment: captures and timings then use such segments, so that they
+    match real batches. `state` names what the body touches outside the arena: weights, caches. `is_repeatable` says
+    that an example's outputs do not depend on earlier passes, because it reads from caches only what it wrote;
+    verification then runs it eagerly once. `set_up` puts memory that an example uses outside the arena into a known
+    state, and `written` copies what it wrote there, which verification compares like outputs. `writes` names the parts
+    of `state` that a pass may change; the audit reports changes of any other. `nondeterministic` names kernels whose
+    results vary from run to run: with none, replays must equal eager runs bit for bit, otherwise within an estimated
+    error. `volatile_in` and `volatile_out` are views of memory outside the arena that a pass reads and writes, and that
+    other passes overwrite: once the former is restored, the pass can be rerun.
     """
 
     name: str
     body: Body
     arena: Arena
-    rows: str  # the dimension that buckets are ordered by and padding is counted in
+    rows: str  # the dimension by which buckets are ordered and padding is counted
     buckets: tuple[Capacity, ...]
     example: ExampleMaker
     state: Mapping[str, Tensor] = field(default_factory=dict)
@@ -71,5 +71,5 @@ class Phase:
 
 
 def copy_out(outputs: Outputs) -> dict[str, Tensor]:
-    """A consumer that just copies: its result outlives the next replay."""
+    """A consumer that copies the outputs, so that they outlive the next replay."""
     return {name: output.clone() for name, output in outputs.items()}

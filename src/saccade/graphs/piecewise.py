@@ -1,4 +1,4 @@
-"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
+"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and starts the next."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from saccade.graphs.nodes import Node, Recording, describe
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call between two pieces: made anew at every replay, on bridge buffers."""
+    """A call between two pieces, made at every replay on the same bridge buffers."""
 
     fn: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -37,10 +37,10 @@ class Tape:
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
-        self._views: Frame | None = None
+        self._frame: Frame | None = None
 
     def record(self, body: Body, frame: Frame) -> None:
-        self._views = frame
+        self._frame = frame
         self._lane.begin()
         try:
             run_body(body, frame)
@@ -55,12 +55,11 @@ class Tape:
     def outside(
         self, fn: Callable[..., Tensor], args: tuple[Any, ...], bridged: Mapping[str, Tensor], into: Tensor
     ) -> Tensor:
-        assert self._views is not None
+        assert self._frame is not None
         self._check_static(fn, args)
         for name, tensor in bridged.items():
-            store(self._views[name], tensor, f"argument {name!r} of {call_name(fn)}")
-        crossing = {name: self._views[name] for name in bridged}
-
+            store(self._frame[name], tensor, f"argument {name!r} of {call_name(fn)}")
+        crossing = {name: self._frame[name] for name in bridged}
         step = OutsideCall(fn, args, crossing, into)
         self._end_piece()
         step()
@@ -74,7 +73,7 @@ class Tape:
             self.steps.append(piece)
 
     def _check_static(self, fn: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
-        """A tensor made inside a piece belongs to the pool, which may reuse its memory: a replay must not read it."""
+        """Refuse temporaries: they belong to the pool, which may reuse their memory before the call reads it."""
         for position, value in enumerate(args):
             if not isinstance(value, Tensor) or self._arena.owns(value):
                 continue

@@ -2,7 +2,8 @@
 
 Like a CUDA graph it freezes every host value that the body used, keeps every address, and does not rerun the body's
 Python. So graph bugs show on any machine: a boundary read on the host while recording is stale in every later replay.
-As in a CUDA pool, the graphs of a lane share the memory of their temporaries.
+As in a CUDA pool, the graphs of a lane share the memory of their temporaries. Two things differ: recording runs the
+operations, and within one graph no two temporaries share memory.
 """
 
 import threading
@@ -21,7 +22,7 @@ from saccade.graphs.nodes import Node, Recording, describe
 from saccade.graphs.operation_mode import OperationMode
 
 aten = torch.ops.aten
-# Operations that write nothing.
+# Operations that allocate but write nothing: a replay skips them.
 EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 
 
@@ -80,7 +81,7 @@ class _Operation:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: tuple[Tensor | None, ...]  # where to put each fresh result; None for one that aliases an argument
+    results: tuple[Tensor | None, ...]  # where each fresh result goes; None for one that aliases an argument
 
     def node(self) -> Node:
         names = [argument.name for argument in self.function._schema.arguments]
@@ -106,7 +107,7 @@ class RecordedPiece:
 
 
 class _Pool:
-    """Memory of temporaries. Each graph may reuse that of others, because graphs of a lane never run concurrently."""
+    """Memory for temporaries. A graph may reuse that of another, because graphs of a lane never run concurrently."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -151,7 +152,7 @@ class _Recorder(OperationMode):
 
         result = pooled(result) if isinstance(result, Tensor) else tree_map(pooled, result)
         fresh = tuple(leaf if is_fresh(leaf, given) else None for leaf in leaves_of(result))
-        does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # a view, already made
+        does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # only makes a view
         if not does_nothing and func.overloadpacket not in EMPTY:
             self.operations.append(_Operation(func, args, kwargs, fresh))
         return result
@@ -169,7 +170,7 @@ class _Recorder(OperationMode):
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """As torch's `tree_leaves`, for what operations take and give; several times as fast."""
+    """torch's `tree_leaves` for arguments and results of operations, several times as fast."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -190,12 +191,12 @@ def storages_of(values: Any) -> set[int]:
 
 
 def is_fresh(leaf: Any, given: set[int]) -> bool:
-    """Whether a result is a tensor in none of the given storages."""
+    """Whether a result is a tensor outside the given storages."""
     return isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a CUDA capture refuses: operations whose value or shape the host must wait for."""
+    """Refuse what a CUDA capture refuses: operations that make the host wait for a value or a shape."""
     if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
         return
     if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
@@ -204,4 +205,4 @@ def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return
     if func.overloadpacket is aten.repeat_interleave and kwargs.get("output_size") is not None:
         return
-    raise CaptureError(f"{func} makes the host wait for a value on the device, which no graph can capture")
+    raise CaptureError(f"{func} makes the host wait for a value on the device, which a graph cannot capture")

@@ -1,4 +1,4 @@
-"""Runs a phase: fills the buffers, replays the chosen graph, hands the outputs over."""
+"""Runs a phase: fills the buffers, replays the chosen graph, and hands over the outputs."""
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ Consume = Callable[[Outputs], Result]
 Progress = Callable[[int, int, GraphKey], None]
 
 NUM_TIMED_SIZES = 7
-MOST_TIMED_ROWS = 2048  # beyond, time grows in proportion
+MAX_TIMED_ROWS = 2048  # beyond this, time grows in proportion
 NUM_REPLAY_ROUNDS = 2
 
 
@@ -37,17 +37,17 @@ class Observer(Protocol):
     """Sees every pass of `GraphRunner.run` and `obey`, in order. It must neither wait nor raise."""
 
     def before(self, batch: Batch, key: GraphKey | None) -> None:
-        """The batch is about to be replayed in the graph of this key; None: to be run eagerly."""
+        """The batch is about to be replayed in the graph of this key or, with None, to run eagerly."""
         ...
 
     def after(self, outputs: Outputs) -> None:
-        """Valid rows of the outputs, which the next pass overwrites."""
+        """Gets the valid rows of the outputs, which the next pass overwrites."""
         ...
 
 
 class GraphRunner:
-    """Runs a phase. The catalogue knows its graphs and decides; a decision not to replay has a reason and is counted.
-    `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
+    """Runs a phase. The catalogue knows its graphs and decides; every decision not to replay has a reason and is
+    counted. `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
 
     def __init__(self, phase: Phase, settings: GraphSettings | None = None, lane: Lane | None = None) -> None:
         self.phase = phase
@@ -58,11 +58,11 @@ class GraphRunner:
         self.selfcheck: float | None = None  # the largest difference found by the last verification
         self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self.last: GraphKey | str = ""  # how the last batch ran: its graph's key, or eagerly
-        self.last_rows = 0  # that it had, without padding
+        self.last: GraphKey | str = ""  # how the last batch ran: the key of its graph, or "... eager ..."
+        self.last_rows = 0  # rows of the last batch, without padding
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
-        self._alone = _OneUser(phase.name, self.lane.lock)
+        self._exclusive = _OneUser(phase.name, self.lane.lock)
 
     def key_of(self, batch: Batch) -> GraphKey:
         """The key of an exact graph for this batch's structure."""
@@ -89,7 +89,7 @@ class GraphRunner:
 
     def capture_buckets(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
         """Capture every bucket, largest first, so that smaller ones fit into the memory of the largest. `largest_only`
-        captures just that one, to measure the memory that all of them need."""
+        captures only the largest, to measure the memory that all of them need."""
         if Tier.CAPACITY not in self.settings.tiers:
             return
         buckets = self.catalogue.shape.ordered[::-1][: 1 if largest_only else None]
@@ -97,14 +97,14 @@ class GraphRunner:
             key = self.catalogue.key(bucket)
             if progress:
                 progress(done, len(buckets), key)
-            with self._alone:
+            with self._exclusive:
                 self.phase.arena.fill(self.example_for(bucket), bucket)
                 self._graphs[key] = self._capture(key)
             self.catalogue.captured.add(key)
 
     def calibrate(self, num_rounds: int = 0) -> TierCosts:
-        """Time eager runs and replays of a few buckets; from then on the cheaper way is chosen. Small sizes are sampled
-        more densely: there an eager run turns from host-bound to device-bound."""
+        """Time eager runs and replays of a few buckets; from then on the catalogue chooses the cheaper. Small sizes are
+        sampled more densely, because there eager runs turn from host-bound to device-bound."""
         by_rows = self._timed_examples()
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
         self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
@@ -112,17 +112,17 @@ class GraphRunner:
         return costs
 
     def time_replays(self) -> None:
-        """Time replays alone, if there are graphs, so that a scheduler knows how long a step will take. In as many
-        rounds on every rank."""
+        """Time replays only, if there are graphs, so that a scheduler knows how long a step will take. The number of
+        rounds is fixed, because every rank must run equally many."""
         if not self._graphs:
             return
-        by_rows = self._timed_examples(MOST_TIMED_ROWS)
+        by_rows = self._timed_examples(MAX_TIMED_ROWS)
         ways = [lambda rows: self._replay_in_bucket(by_rows[rows])]
         [self.catalogue.seconds] = measure(ways, list(by_rows), self._wait, NUM_REPLAY_ROUNDS)
 
-    def _timed_examples(self, most_rows: int | None = None) -> dict[int, Batch]:
+    def _timed_examples(self, max_rows: int | None = None) -> dict[int, Batch]:
         ordered = self.catalogue.shape.ordered
-        buckets = [one for one in ordered if most_rows is None or one[self.phase.rows] <= most_rows] or ordered[:1]
+        buckets = [one for one in ordered if max_rows is None or one[self.phase.rows] <= max_rows] or ordered[:1]
         last = len(buckets) - 1
         picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
         return {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
@@ -144,7 +144,7 @@ class GraphRunner:
             self._add_exact(layout)
 
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
-        """Capture layouts that came often enough. Call only when idle, never on the path of a request."""
+        """Capture up to `limit` hot layouts. Call only when idle, never on the path of a request."""
         captured: list[GraphKey] = []
         while len(captured) < limit and (layout := self.catalogue.exact.next_pending()) is not None:
             self._add_exact(layout)
@@ -157,7 +157,7 @@ class GraphRunner:
     def capture_layout(self, layout: ExactLayout) -> int:
         """Capture an exact graph. Returns the bytes it added to its pool."""
         self.drop(layout.dropped)
-        with self._alone:
+        with self._exclusive:
             graph = self._graphs[layout.key] = self._capture_exact(layout)
         return graph.nbytes
 
@@ -166,7 +166,7 @@ class GraphRunner:
             self._graphs.pop(key, None)
 
     def decide(self, batch: Batch) -> Decision:
-        """How a batch is to be run: pure, touches no device."""
+        """How a batch would run. A pure function that touches no device."""
         return self.catalogue.decide(batch.sizes, batch.structure)
 
     def run(self, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
@@ -175,8 +175,8 @@ class GraphRunner:
         return self.obey(None, values, consume)
 
     def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
-        """Run one batch as decided, or (None) as the catalogue decides now; `consume` as in `run`."""
-        with self._alone:
+        """Run one batch as decided or, without a decision, as the catalogue chooses now. `consume` as in `run`."""
+        with self._exclusive:
             batch = self.phase.arena.admit(values)
             if decision is None:
                 decision = self.catalogue.choose(batch.sizes, batch.structure)
@@ -194,15 +194,15 @@ class GraphRunner:
     def eager(
         self, values: Mapping[str, Any], consume: Consume[Result], *, at: Capacity | None = None, poison: bool = False
     ) -> Result:
-        """Run one batch without a graph on the same buffers, unpadded or padded to a capacity. `poison` fills padded
-        rows with NaN, which must not matter."""
-        with self._alone:
+        """Run one batch without a graph on the same buffers, unpadded or padded to `at`. `poison` fills padded rows
+        with NaN, which must not change valid ones."""
+        with self._exclusive:
             batch = self.phase.arena.admit(values)
             return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
 
     def replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
         """Replay a graph on a batch that fits it; `poison` as in `eager`."""
-        with self._alone:
+        with self._exclusive:
             return self._replay(key, batch, consume, poison=poison)
 
     def _replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
@@ -213,13 +213,13 @@ class GraphRunner:
         arena = self.phase.arena
         if key.digest and key != self.key_of(batch):
             raise GraphError(
-                f"graph [{key}] has a different structure from the batch, whose key is {self.key_of(batch)}"
+                f"graph [{key}] has a different structure from the batch, whose key is [{self.key_of(batch)}]"
             )
         arena.fill(batch, key.capacity)
         if poison:
             arena.poison(key.capacity, batch.sizes)
         if graph.key != key:
-            raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
+            raise GraphError(f"graph [{graph.key}] is stored under the key of [{key}]")
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 
@@ -228,7 +228,7 @@ class GraphRunner:
         return self.phase.arena.admit(self.example_values(bucket))
 
     def example_values(self, bucket: Capacity) -> Mapping[str, Any]:
-        """The inputs of that batch."""
+        """The inputs of `example_for`."""
         rows = bucket[self.phase.rows]
         while rows:
             lengths = _lengths(rows, self.phase.typical or rows)
@@ -249,27 +249,27 @@ class GraphRunner:
     def record(
         self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
-        """Capture the body on the current buffers, without putting the graph into service."""
+        """Capture the body on the buffers as they are, without putting the graph into service."""
         phase = self.phase
         return capture(
             phase.body, key, phase.arena, self.lane, state=self.watched, structure=structure, is_warm=is_warm
         )
 
     def _capture_exact(self, layout: ExactLayout) -> CapturedGraph:
-        """Uses the boundaries alone: a batch's other metadata may say where results go, and a capture, which runs the
-        body, must not write there again."""
+        """Fills in the boundaries only, and padding for all other metadata: a batch's own may say where results go, and
+        a capture, which runs the body, must not write there again."""
         arena, key = self.phase.arena, layout.key
-        views = arena.views(key.capacity)  # rows keep their content: a capture depends on the structure alone
+        views = arena.views(key.capacity)  # rows keep their content: only the structure matters to a capture
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: frames keep it
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: the frame keeps it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
-        with torch.no_grad():  # on the current stream, which has reserved memory: nothing more may be allocated
+        with torch.no_grad():  # on the current stream, whose reserved memory suffices; another would allocate its own
             run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
-        """Without a bucket, at exactly the batch's size; a batch larger than the arena gets its own arena."""
+        """Without a bucket, runs at exactly the batch's size. A batch larger than the arena gets a temporary one."""
         arena, structure = self.phase.arena, None
         if bucket is None:
             bucket, structure = batch.sizes, batch.structure
@@ -313,9 +313,9 @@ class GraphRunner:
 
 
 class _OneUser:
-    """Guards a phase's buffers and the lane whose memory its graphs share: one batch at a time, by one thread, and not
-    re-entered by the consumer of the outputs. Phases of one lane may follow each other in one thread. A second user is
-    refused rather than made to wait, because it would find the buffers changed."""
+    """Guards a phase's buffers, and the lane whose memory its graphs share. A thread that holds the lane may run other
+    phases of the lane, but not the same phase again from the consumer of its outputs. A second user is refused, not
+    queued, because it would find the buffers changed."""
 
     def __init__(self, phase: str, lane: "RLock") -> None:
         self._phase, self._lane, self._buffers = phase, lane, Lock()
@@ -333,7 +333,7 @@ class _OneUser:
 
 
 _RULE = (
-    "graphs have one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
+    "a graph has one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
 )
 
 

@@ -1,4 +1,4 @@
-"""Metadata on its way to the device: its layout in a slab at a capacity, and the host slabs it is written to."""
+"""How metadata gets to the device: where each buffer lies in the slab, and the host slabs it is copied from."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -36,7 +36,7 @@ class SlabPlace:
         return view.swapaxes(self.buffer.axis, 0) if self.buffer.axis else view
 
     def write(self, view: HostArray, value: HostArray) -> None:
-        """Write a value, and its padding after it, into a view from `view`."""
+        """Write a value and its padding into a view made by `view`."""
         axis = self.buffer.axis
         if axis is None:
             view[...] = value
@@ -62,7 +62,7 @@ class SlabPlace:
 
 
 class SlabLayout:
-    """How a batch lies in the arena at one capacity; computed once, since buckets recur."""
+    """Where a batch lies in the arena at one capacity. Cached, because buckets recur."""
 
     def __init__(self, buffers: Sequence[Buffer], capacity: Mapping[str, int]) -> None:
         self.places: list[SlabPlace] = []
@@ -77,7 +77,7 @@ class SlabLayout:
         self._views: list[list[HostArray] | None] = [None] * NUM_STAGING_SLABS
 
     def front(self, name: str, storage: Tensor) -> Tensor:
-        """The part of a storage that a buffer uses. Cached until the storage is replaced or moves."""
+        """The part of a storage that a buffer uses at this capacity. Cached until the storage's address changes."""
         front = self._fronts.get(name)
         if front is None or front.data_ptr() != storage.data_ptr():
             shape = self.shapes[name]
@@ -96,8 +96,8 @@ class SlabLayout:
 
 
 class Staging:
-    """A ring of host slabs. On CUDA they are pinned, and reused only after their copy: from `next_slab` on a slab
-    belongs to the host, from `send` on to the device. Nothing else is waited for."""
+    """A ring of host slabs, pinned on CUDA. The host owns a slab from `next_slab` to `send`. After that the copy owns
+    it: `next_slab` waits for the slab's last copy, and nothing else here waits."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -108,7 +108,7 @@ class Staging:
         self._turn = 0
 
     def next_slab(self) -> tuple[int, HostArray]:
-        """A slab with its number, owned by the host from now on."""
+        """The next slab and its number."""
         self._turn = (self._turn + 1) % NUM_STAGING_SLABS
         if self._events is not None:
             self._events[self._turn].synchronize()
@@ -124,4 +124,4 @@ def numpy_dtype(buffer: Buffer) -> np.dtype[Any]:
     try:
         return np.dtype(str(buffer.dtype).removeprefix("torch."))
     except TypeError:
-        raise ConfigError(f"metadata {buffer.name!r} is {buffer.dtype}, which the host has no array for") from None
+        raise ConfigError(f"metadata {buffer.name!r} is {buffer.dtype}, which NumPy does not support") from None

@@ -10,7 +10,7 @@ from saccade.config import Tier
 
 @dataclass(slots=True)
 class GraphStats:
-    """Counters of one runner, of bounded size. Padded rows are those that replays added."""
+    """Counters of one runner, of bounded size. Rows are counted in replays only."""
 
     replays: Counter[Tier] = field(default_factory=Counter)
     fallbacks: Counter[Reason] = field(default_factory=Counter)

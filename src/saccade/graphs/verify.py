@@ -1,8 +1,8 @@
-"""Verify: replays against eager runs, in sequences that break graphs which froze or leaked something.
+"""Compares replays with eager runs, in sequences that expose a graph which froze or leaked something.
 
 A replay and an eager run of the same padded shapes launch the same kernels on the same numbers, so they are compared
-bit for bit. That padding is harmless is checked by an unpadded run, where products add up in another order: there the
-allowed error is estimated by row and channel (`compare.py`).
+bit for bit. An unpadded run shows whether padding is harmless. Its products add up in another order, so the allowed
+error is estimated by row and channel (`compare.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ TensorDict = dict[str, Tensor]
 Known = dict[tuple[int, Capacity | None, bool], TensorDict]
 Consume = Callable[[Mapping[str, Tensor]], TensorDict]
 
-POISON_EVERY = 4  # batches of the shuffled ones
+POISON_EVERY = 4  # batches of the shuffled sequence
 NUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """One sequence on one graph. `difference` is relative to the eager results: 0 if every bit agrees."""
+    """One sequence on one graph. `difference` is the largest found, relative to eager results; 0 if all bits agree."""
 
     key: str
     sequence: str
@@ -50,7 +50,7 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was checked and all of it was right."""
+        """Whether at least one row was checked, and all of them passed."""
         return bool(self.rows) and all(row.is_right for row in self.rows)
 
     def __str__(self) -> str:
@@ -70,11 +70,10 @@ def verify(
     same_shape: bool = False,
     on_graph: Callable[[], None] = lambda: None,
 ) -> VerifyReport:
-    """Run the adversarial sequences on captured buckets, all or those given, and on exact graphs if that tier is on. A
+    """Run the adversarial sequences on captured buckets (all, or `buckets`), and on exact graphs if that tier is on. A
     replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
-    results out of the buffers: what it keeps must survive later replays. With `same_shape` replays are only compared
-    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called per
-    graph."""
+    results out of the buffers: what it returns must survive later replays. `same_shape` skips the comparison of padded
+    with unpadded eager runs. `on_graph` is called after each graph."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
@@ -103,7 +102,7 @@ def verify_batches(
     known: Known | None = None,
 ) -> VerifyRow:
     """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
-    rows is filled with NaN before each. `known` keeps the eager results of batches that recur."""
+    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur."""
     poison = name.startswith("poisoned")
 
     def replay(values: Values) -> TensorDict:
@@ -119,7 +118,7 @@ def verify_batches(
 def _verify_across(
     runner: GraphRunner, keys: Sequence[GraphKey], consume: Consume, rng: torch.Generator, *, same_shape: bool
 ) -> VerifyRow:
-    """Random layouts through all buckets, which share one pool: none may see what another left there."""
+    """Random layouts in all buckets, which share one pool: none may see what another left there."""
     layouts = [random_layout(runner.phase, key.capacity, rng) for key in keys]
     order = torch.randperm(len(layouts), generator=rng).tolist()
     batches = [runner.phase.example(layouts[i], rng) for i in order]
@@ -134,7 +133,7 @@ def _verify_across(
 
 
 def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> VerifyRow:
-    """Two structures of the same sizes, through the runner's own choice: neither may get the other's graph."""
+    """Two structures of the same sizes, in the graphs that the runner chooses: neither may get the other's."""
     one, other = equal_totals(runner.phase, capacity, rng)
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
     with _without_costs(runner):
@@ -165,7 +164,7 @@ def _row_of_choice(
         return runner.run(values, consume)
 
     def capacity_chosen(values: Values) -> Capacity | None:
-        """What the runner will pad a batch to; None if it runs unpadded."""
+        """The capacity that the runner will pad a batch to; None if it runs unpadded."""
         key = runner.decide(runner.phase.arena.admit(values)).key
         return None if key is None or key.digest else key.capacity
 
@@ -175,7 +174,7 @@ def _row_of_choice(
 
 @contextmanager
 def _without_costs(runner: GraphRunner) -> Iterator[None]:
-    """So that no batch runs eagerly because that is faster."""
+    """Forget measured costs, so that no batch runs eagerly because that is faster."""
     costs, runner.catalogue.costs = runner.catalogue.costs, None
     try:
         yield
@@ -184,7 +183,7 @@ def _without_costs(runner: GraphRunner) -> Iterator[None]:
 
 
 class _Comparison:
-    """Compares batches with eager runs. `known` keeps the results of those that recur."""
+    """Compares results of batches with eager runs. `known` caches the eager results of batches that recur."""
 
     def __init__(
         self, runner: GraphRunner, *, known: Known | None = None, same_shape: bool = False, poison: bool = False
@@ -200,7 +199,7 @@ class _Comparison:
         run: Callable[[Values], TensorDict],
         capacity_of: Callable[[Values], Capacity | None],
     ) -> VerifyRow:
-        """Run a sequence; compare each result with eager at once, and again after all later replays."""
+        """Run a sequence. Compare each result with an eager run at once, and again after all later replays."""
         kept: list[tuple[TensorDict, TensorDict, Values, Capacity | None]] = []
         worst = 0.0
 
@@ -210,9 +209,9 @@ class _Comparison:
         try:
             for values in batches:
                 at = capacity_of(values)
-                if harm := self._harm_of_padding(values, at):
+                if harm := self._padding_errors(values, at):
                     return wrong(_size(harm), f"padding matters: {harm[0]}")
-                expected = self._remembered(values, at, self._poison)
+                expected = self._cached_run(values, at, self._poison)
                 actual = {**run(values), **self._runner.phase.written(values)}
                 kept.append((actual, expected, values, at))
                 if found := self._differences(actual, expected, values, at):
@@ -226,7 +225,7 @@ class _Comparison:
         except GraphError as error:
             return wrong(float("inf"), str(error))
         except RuntimeError as error:
-            problem = f"the body fails on a batch that is padded to its bucket: {str(error).splitlines()[0]}"
+            problem = f"the body fails on a batch padded to its bucket: {str(error).splitlines()[0]}"
             return wrong(float("inf"), problem)
         return VerifyRow(key, name, len(batches), worst)
 
@@ -238,13 +237,13 @@ class _Comparison:
             return bit_differences(actual, expected)
         return self._beyond_error(actual, expected, values, at, self._poison)
 
-    def _harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
-        """Outputs changed by the content of padding or (without `same_shape`) by its presence."""
+    def _padding_errors(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
+        """Outputs that change with the content of padding or, without `same_shape`, with its presence."""
         if at is None or (self._same_shape and not self._poison):
             return []
-        padded, found = self._remembered(values, at, False), []
+        padded, found = self._cached_run(values, at, False), []
         if self._poison:
-            found = self._beyond_error(self._remembered(values, at, True), padded, values, at, False)
+            found = self._beyond_error(self._cached_run(values, at, True), padded, values, at, False)
         if not found and not self._same_shape:
             found = self._beyond_error(padded, self._run(values, None, False), values, None, False)
         return found
@@ -256,7 +255,7 @@ class _Comparison:
             return []
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, poison)))
 
-    def _remembered(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
+    def _cached_run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         if self._known is None:
             return self._run(values, at, poison)
         key = id(values), at, poison
@@ -271,7 +270,7 @@ class _Comparison:
 
 
 _NOT_REPEATED = (
-    "eager runs of this batch differ from each other, too: a pass leaves something for the next, or a kernel is not "
+    "eager runs of this batch differ from each other as well: a pass leaves something for the next, or a kernel is not "
     "deterministic (name it in Phase.nondeterministic)"
 )
 
@@ -281,14 +280,14 @@ def _size(differences: Sequence[OutputDifference]) -> float:
 
 
 def _poison(runner: GraphRunner, key: GraphKey) -> None:
-    """Replay on NaN alone without valid rows, so that every temporary of the graph is NaN before the next replay."""
+    """Replay without valid rows on NaN, so that the graph's temporaries hold NaN before the next replay."""
     arena = runner.phase.arena
     arena.poison(key.capacity)
     runner.replay(key, arena.empty_batch(), lambda outputs: None, poison=True)
 
 
 def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Values]]:
-    """Leaves out batches whose example exceeds the bucket in some dimension, such as windows of a segment."""
+    """Batches by sequence, without those that exceed the bucket in some dimension, such as windows."""
     one, other = equal_totals(runner.phase, capacity, rng)
     full = compose(capacity[runner.phase.rows], num_segments(runner.phase, capacity), rng)
     made = {lengths: runner.phase.example(lengths, rng) for lengths in (one, other, (1,), full)}

@@ -1,4 +1,4 @@
-"""What a graph depends on besides its arena: addresses of weights and caches, and the structure of modules."""
+"""What a graph depends on outside its arena: the addresses of weights and caches, and the structure of modules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from saccade.errors import AddressError
 
-Home = tuple[Any, Any]  # the container (dictionary or list) of an object, and its key there
+Home = tuple[Any, Any]  # the container of an object (dictionary or list), and its key there
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
 class Watched(Mapping[str, Tensor]):
-    """Named tensors, looked up anew in their containers each time, so that a replaced one is noticed. `links` are other
-    objects a capture relied on (submodules, a bias that is None, the training flag): each must stay the same object.
-    `sizes` are containers that must not grow, to notice parameters and hooks added later."""
+    """Named tensors, looked up in their containers each time, so that a replaced one is noticed. `links` are other
+    objects that a capture relied on (submodules, a bias that is None, the training flag): each must stay the same
+    object. `sizes` are containers whose length must not change, so that added parameters and hooks are noticed."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class Watched(Mapping[str, Tensor]):
         sizes: Mapping[str, Sized] | None = None,
     ) -> None:
         self._homes, self._links, self._sizes = dict(homes), dict(links or {}), dict(sizes or {})
-        self._places = tuple(self._homes.values())
-        self._joints = tuple(self._links.values())
-        self._counted = tuple(self._sizes.values())
-        self._alive = [home[key] for home, key in self._joints]  # so that no other object gets the id of one of these
+        self._tensor_homes = tuple(self._homes.values())
+        self._link_homes = tuple(self._links.values())
+        self._containers = tuple(self._sizes.values())
+        self._alive = [home[key] for home, key in self._link_homes]  # else their ids could be reused
 
     @classmethod
     def of_module(cls, module: nn.Module, name: str = "") -> "Watched":
-        """Its parameters and buffers, and what decides which of them are used."""
+        """A module's parameters and buffers, and its submodules, training flag and hooks."""
         homes: dict[str, Home] = {}
         links: dict[str, Home] = {}
         sizes: dict[str, Sized] = {}
@@ -60,30 +60,30 @@ class Watched(Mapping[str, Tensor]):
         return state if isinstance(state, Watched) else cls({name: (state, name) for name in state})
 
     def marks(self) -> list[int]:
-        """Current addresses, identities and sizes: equal lists mean that nothing moved."""
+        """Current addresses, identities and lengths. Equal lists mean that nothing moved or was replaced."""
         try:
             return [
-                *[home[key].data_ptr() for home, key in self._places],
-                *[id(home[key]) for home, key in self._joints],
-                *map(len, self._counted),
+                *[home[key].data_ptr() for home, key in self._tensor_homes],
+                *[id(home[key]) for home, key in self._link_homes],
+                *map(len, self._containers),
             ]
         except (AttributeError, KeyError, IndexError):
-            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_found, self._places))
-            return [*addresses, *(id(_found(place)) for place in self._joints), *map(len, self._counted)]
+            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_look_up, self._tensor_homes))
+            return [*addresses, *(id(_look_up(home)) for home in self._link_homes), *map(len, self._containers)]
 
     def changes(self, before: Sequence[int]) -> list[str]:
-        """What changed since `marks` returned these."""
+        """What changed since `marks` returned `before`."""
         found = []
         names = [*self._homes, *self._links, *self._sizes]
         for i, (name, was, now) in enumerate(zip(names, before, self.marks(), strict=True)):
             if was == now:
                 continue
             if i < len(self._homes):
-                found.append(f"{name!r} is gone" if now == 0 else f"{name!r} was at {was:#x} and is at {now:#x}")
+                found.append(f"{name!r} is gone" if now == 0 else f"{name!r} was at {was:#x} and is now at {now:#x}")
             elif i < len(self._homes) + len(self._links):
                 found.append(f"{name!r} was replaced")
             else:
-                found.append(f"{name!r} had {was} entries and has {now}")
+                found.append(f"{name!r} had {was} entries and now has {now}")
         return found
 
     def __or__(self, other: Mapping[str, Tensor]) -> "Watched":
@@ -126,8 +126,8 @@ def _is_empty(cell: Any) -> bool:
 _GONE = object()
 
 
-def _found(place: Home) -> Any:
+def _look_up(home: Home) -> Any:
     try:
-        return place[0][place[1]]
+        return home[0][home[1]]
     except (KeyError, IndexError):
         return _GONE
