@@ -1,4 +1,4 @@
-"""The newest passes of an engine with their times, and counts for requests that want them. Of bounded size."""
+"""The newest passes of an engine with their times, and pass counts for requests that ask for them. Bounded."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
 
 MAX_RECORDS = 512
 _ROWS = {"vision": "targets", "prefill": "ids", "decode": "ids", "head": "rows", "sample": "sequences"}
-_Way = tuple[str, GraphKey | None, str]  # phase, graph, and why there is none
+_Way = tuple[str, GraphKey | None, str]  # phase, graph, and the reason if there is none
 _Counts = dict[_Way, list[int]]  # passes, rows, padded rows
 
 
@@ -48,7 +48,7 @@ class PassEntry:
 
 
 class PassLog:
-    """Passes run in order, so that one starts when it is launched or when the one before it has ended."""
+    """Passes run in sequence, so one starts when it is launched or when the previous one has ended."""
 
     def __init__(self, catalogues: Mapping[str, Catalogue], clock: Callable[[], float]) -> None:
         self._rows = {name: catalogue.shape.rows for name, catalogue in catalogues.items()}
@@ -59,11 +59,11 @@ class PassLog:
         self._counted: dict[str, _Counts] = {}
 
     def count_for(self, request_id: str) -> None:
-        """From now on, until `taken`, passes of this request are counted."""
+        """Counts the passes of this request until `taken`."""
         self._counted[request_id] = {}
 
     def taken(self, request_id: str) -> tuple[PassCount, ...] | None:
-        """The counts of a request that has ended; None if it wanted none."""
+        """Returns and forgets the counts of a request that has ended; None if it did not ask for them."""
         counts = self._counted.pop(request_id, None)
         if counts is None:
             return None
@@ -72,7 +72,7 @@ class PassLog:
     def add(
         self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float, lap: Lap | None = None
     ) -> PassEntry:
-        """Passes that were launched together. With a lap, that knows how long they take; else `end` is called."""
+        """Adds passes that were launched together. Without a lap to time them, `end` must be called."""
         self._number += 1
         entry = PassEntry(self._number, stream, start, len(requests), [], lap=lap)
         self._note(entry, passes, requests)
@@ -80,23 +80,23 @@ class PassLog:
         return entry
 
     def follow(self, entry: PassEntry, one: Pass, requests: Iterable[str]) -> None:
-        """A pass that runs right behind the others of an entry."""
+        """Adds a pass that runs right after those of an entry."""
         self._note(entry, [one], requests)
 
     def end(self, entry: PassEntry) -> None:
-        """The passes of an entry are seen to have ended. Only the first call counts."""
+        """Notes that the passes of an entry have ended. Only the first call counts."""
         if entry.end is None:
             entry.start = max(entry.start, self._language_end)
             entry.end = self._language_end = self._clock()
 
     def records(self, since: int) -> list[PassRecord]:
-        """Passes with a greater number that have ended, in order; those behind one that runs come later."""
+        """Returns ended passes numbered above `since`, in order, up to the first one that still runs."""
         found, free_at = [], 0.0
         for entry in self._entries:
             seconds = entry.seconds
             if seconds is None:
                 break
-            start = max(entry.start, free_at)  # launched while the one before it ran, as on a GPU
+            start = max(entry.start, free_at)  # on a GPU it may be launched while the previous one runs
             if entry.end is not None:
                 seconds = max(entry.end - start, 0.0)
             free_at = start + seconds
