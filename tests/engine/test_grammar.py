@@ -494,7 +494,7 @@ class TestPlans:
             request = make_request("g", [5], params=replace(self.GRAMMAR, **how))
             request.max_outputs = 6
             request.output_ids.append(next(iter(request.eos_token_ids)))
-            finish = request.stop_met()
+            finish = request.check_stop()
             assert finish is not None and finish.reason is FinishReason.STOP
 
     def test_chunks_of_a_prompt_are_not_held_up(self) -> None:

@@ -23,7 +23,7 @@ from saccade.offline.llm_inputs import read_prompt
 from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
-from saccade.scheduling.pace import FEWEST_ROWS, Backlog
+from saccade.scheduling.pace import MIN_PROMPT_ROWS, Backlog
 from saccade.server.figures.metrics import Facts, Metrics
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
@@ -72,7 +72,7 @@ def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
     with LLM(made.folder, **SETTINGS, max_step_ms=0.01) as paced:
         scheduler = paced.engine.scheduler
         assert scheduler.pace is not None and scheduler.pace.vision is not None
-        assert scheduler.pace.begin(1, Backlog(120)).prompt_rows_left == FEWEST_ROWS
+        assert scheduler.pace.begin(1, Backlog(120)).prompt_rows_left == MIN_PROMPT_ROWS
         found = [output.outputs[0].token_ids for output in paced.generate(prompts, GREEDY, progress=False)]
     assert found == expected
 

@@ -33,7 +33,7 @@ Load = Callable[[str], Loaded]
 MOST_STEPS = 3000
 NEAR = 1e-3  # of log-probabilities; sums of other orders differ by some 1e-6
 FAULT = "made to fail"
-PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.0, ((4, 20), (8, 30)), fewest_rows=1)
+PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.0, ((4, 20), (8, 30)), min_prompt_rows=1)
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "gemma3_vl")
 ALONE = Options(max_num_seqs=4, max_tokens=128, num_blocks=64)
 CROWDED = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from saccade.scheduling.buckets import FEWEST_FRAMES, MAX_FRAMES, UNITS_PER_FRAME, vision_buckets
+from saccade.scheduling.buckets import MAX_FRAMES, MIN_FRAMES, UNITS_PER_FRAME, vision_buckets
 from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, padded_rows, split
 
 Passes = list[list[MediaPart]]
@@ -13,7 +13,7 @@ Passes = list[list[MediaPart]]
 
 def serving_bins(max_units: int = 8192) -> Bins:
     rows = vision_buckets(max_units)
-    return Bins(rows, tuple(min(MAX_FRAMES, max(FEWEST_FRAMES, n // UNITS_PER_FRAME), n) + 1 for n in rows))
+    return Bins(rows, tuple(min(MAX_FRAMES, max(MIN_FRAMES, n // UNITS_PER_FRAME), n) + 1 for n in rows))
 
 
 def images(rng: np.random.Generator, count: int) -> list[MediaPart]:

@@ -90,5 +90,5 @@ def test_the_log_is_bounded_and_forgets_requests(loaded: Load, monkeypatch: pyte
     assert update.passes is not None and update.passes[0].phase == "prefill"
     records = engine.passes.records(0)
     assert len(records) == 5 and records[-1].number > 10
-    assert engine.passes.taken("aborted") is None and engine.passes.taken("r0") is None
+    assert engine.passes.take_counts("aborted") is None and engine.passes.take_counts("r0") is None
     assert isinstance(records[0].passes[0], PassShape)

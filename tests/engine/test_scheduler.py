@@ -44,10 +44,10 @@ def text(length: int, first: int = 10) -> list[int]:
     return [first + i % 20 for i in range(length)]
 
 
-def pace(max_step_s: float, fewest_rows: int = 2) -> Pace:
+def pace(max_step_s: float, min_prompt_rows: int = 2) -> Pace:
     """A row takes 10 ms, an image row 5."""
     times = Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.005), (100, 0.5)))
-    return Pace(*times, max_step_s, fewest_rows=fewest_rows)
+    return Pace(*times, max_step_s, min_prompt_rows=min_prompt_rows)
 
 
 class TestPace:

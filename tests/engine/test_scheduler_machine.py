@@ -18,7 +18,7 @@ from tests.engine.simulated import IMAGE_TOKEN, Loop, make_request, make_schedul
 PIECES = st.lists(st.sampled_from([1, 2, 3, 5, 8, "a", "b", "c", "v", "w"]), min_size=1, max_size=6)
 ROWS = {"a": 1, "b": 4, "c": 7, "v": 3, "w": 3}  # v and w are one video at two speeds, in two spans with text between
 
-PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.05, ((4, 20), (8, 30)), fewest_rows=1)
+PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.05, ((4, 20), (8, 30)), min_prompt_rows=1)
 
 
 def build(pieces: list[int | str], is_whole: bool) -> tuple[list[int], tuple[Span, ...]]:

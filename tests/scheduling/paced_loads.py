@@ -134,7 +134,7 @@ class Simulation:
                 now = self._front_end.next_at()  # launched behind the step that runs
                 continue
             if flights and (not plan.chunks or len(flights) > 1):
-                now = self._take_in(*flights.popleft())
+                now = self._collect(*flights.popleft())
             elif not flights:
                 now = self._front_end.next_at()
         return self
@@ -171,7 +171,7 @@ class Simulation:
         self._tokens.append([])
         self._front_end.send(at, number, height * width)
 
-    def _take_in(self, plan: StepPlan, now: float) -> float:
+    def _collect(self, plan: StepPlan, now: float) -> float:
         """When the next plan is made."""
         results = {chunk.request_id: (1,) for chunk in plan.chunks if chunk.wants_logits}
         self._front_end.stream(now, len(results))

@@ -28,7 +28,7 @@ VISION_ROWS = buckets.vision_buckets(LIMITS.encoder_budget_tokens)
 VISION = Bins(
     VISION_ROWS,
     tuple(
-        1 + min(buckets.MAX_FRAMES, max(buckets.FEWEST_FRAMES, rows // buckets.UNITS_PER_FRAME)) for rows in VISION_ROWS
+        1 + min(buckets.MAX_FRAMES, max(buckets.MIN_FRAMES, rows // buckets.UNITS_PER_FRAME)) for rows in VISION_ROWS
     ),
 )
 

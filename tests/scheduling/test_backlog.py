@@ -110,7 +110,7 @@ class TestLongPrompts:
         loop.add(text("answer", 3, num_outputs=90))
         loop.step()
         times = Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.02), (100, 2.0)))
-        loop.scheduler.pace = Pace(*times, max_step_s=0.2001, fewest_rows=1)
+        loop.scheduler.pace = Pace(*times, max_step_s=0.2001, min_prompt_rows=1)
         loop.add(text("long", 100))
         loop.step()
         for number in range(20):
@@ -134,7 +134,7 @@ ARRIVALS = st.lists(
     min_size=1,
     max_size=LIMITS.max_num_seqs,
 )
-PACE = Pace(Curve(((1, 0.004), (8, 0.004), (100, 0.05))), fewest_rows=2)
+PACE = Pace(Curve(((1, 0.004), (8, 0.004), (100, 0.05))), min_prompt_rows=2)
 
 
 class Played(NamedTuple):
@@ -187,8 +187,8 @@ class NotingPace(Pace):
 
 @given(ARRIVALS)
 def test_steps_that_outputs_wait_for_are_within_their_limit(arrivals: list[Arrival]) -> None:
-    pace = NotingPace(PACE.prefill, fewest_rows=PACE.fewest_rows)
+    pace = NotingPace(PACE.prefill, min_prompt_rows=PACE.min_prompt_rows)
     for played in play(arrivals, pace):
-        if pace.limits_s and played.num_prompt_rows > pace.fewest_rows:
+        if pace.limits_s and played.num_prompt_rows > pace.min_prompt_rows:
             assert pace.prefill.at(sum(played.num_rows.values())) <= pace.limits_s[-1]
         pace.limits_s.clear()

@@ -24,12 +24,12 @@ from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason, Update
 from tests.engine.simulated import make_scheduler
-from tests.scheduling.by_hand import (
+from tests.scheduling.fakes import (
     BLOCK_SIZE,
     MAX_BLOCKS,
     PAGE_ROWS,
     VOCABULARY,
-    Scribe,
+    RecordingExecutor,
     make_composer,
     make_image,
     make_prompt,
@@ -412,16 +412,16 @@ class TestStrictness:
             make_composer(strict=True).run(plan, {"r1": owner})
 
     def test_an_executor_hears_nothing_of_it(self) -> None:
-        engine, scribe = make_engine(make_composer(strict=True), max_tokens=64)
+        engine, executor = make_engine(make_composer(strict=True), max_tokens=64)
         rng = np.random.default_rng()
         engine.add("long", make_prompt([40], rng), SamplingParams(temperature=0, max_tokens=1))
         ends = finish(engine)
         assert ends["long"].finish is not None and ends["long"].finish.reason is FinishReason.ERROR
-        assert "--graphs-strict" in str(ends["long"].finish.detail) and scribe.orders == []
+        assert "--graphs-strict" in str(ends["long"].finish.detail) and executor.orders == []
         engine.add("short", make_prompt([20], rng), SamplingParams(temperature=0, max_tokens=2))
         ends = finish(engine)
         assert ends["short"].finish is not None and ends["short"].finish.reason is FinishReason.LENGTH
-        assert [[one.phase for one in run.passes] for run in scribe.of(Run)] == [["prefill", "head"], ["decode"]]
+        assert [[one.phase for one in run.passes] for run in executor.of(Run)] == [["prefill", "head"], ["decode"]]
 
 
 class Twice:
@@ -445,7 +445,7 @@ class Twice:
         return first
 
 
-def make_engine(composer: Any, max_tokens: int = 32, **scribe: Any) -> tuple[Engine, Scribe]:
+def make_engine(composer: Any, max_tokens: int = 32, **options: Any) -> tuple[Engine, RecordingExecutor]:
     limits = SchedulerSettings(
         max_num_seqs=6,
         max_num_batched_tokens=max_tokens,
@@ -453,7 +453,7 @@ def make_engine(composer: Any, max_tokens: int = 32, **scribe: Any) -> tuple[Eng
         encoder_budget_tokens=16,
     )
     scheduler = make_scheduler(limits, num_blocks=48, block_size=BLOCK_SIZE, encoder_rows=64, page_rows=PAGE_ROWS)
-    executor = Scribe(np.random.default_rng(), **scribe)
+    executor = RecordingExecutor(np.random.default_rng(), **options)
     return Engine(executor, composer, scheduler), executor
 
 
@@ -486,7 +486,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
     """Many requests with images, chunked, preempted and sampled: nothing that composing does changes what it reads."""
     composer = Twice(make_composer())
-    engine, scribe = make_engine(composer)
+    engine, executor = make_engine(composer)
     rng = np.random.default_rng()
     for i in range(40):
         image = make_image(int(rng.integers(1, 4)), int(rng.integers(1, 4)), rng)
@@ -498,10 +498,10 @@ def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
         engine.add(f"r{i}", make_prompt(parts, rng), random_params(rng))
     ends = finish(engine)
     assert len(ends) == 40 and all(end.finish and end.finish.reason is FinishReason.LENGTH for end in ends.values())
-    assert composer.num_compared == 2 * len(scribe.of(Run))
-    assert {phase.phase for run in scribe.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
-    assert scribe.of(Encode) and scribe.of(SampleTokens) and scribe.of(Begin)
-    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | SampleTokens)]
+    assert composer.num_compared == 2 * len(executor.of(Run))
+    assert {phase.phase for run in executor.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
+    assert executor.of(Encode) and executor.of(SampleTokens) and executor.of(Begin)
+    steps = [one.step for one in executor.orders if isinstance(one, Encode | Run | SampleTokens)]
     assert steps == sorted(steps), "orders are given in the order of the plans"
 
 
@@ -514,13 +514,13 @@ def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
         is_bad = any(picture.pixels is images["bad"].pixels for picture in orders.vision.pictures)
         return "no luck with this one" if is_bad else None
 
-    engine, scribe = make_engine(make_composer(), problem=problem)
+    engine, executor = make_engine(make_composer(), problem=problem)
     for name, image in images.items():
         engine.add(name, make_prompt([2, image, 1], rng), SamplingParams(temperature=0, max_tokens=3))
     ends = finish(engine)
-    encoded = [[picture.item for picture in one.vision.pictures] for one in scribe.of(Encode)]
+    encoded = [[picture.item for picture in one.vision.pictures] for one in executor.of(Encode)]
     assert sorted(encoded[0]) == [0, 1, 2] and sorted(encoded[1:]) == [[0], [1], [2]]
-    alone = {one.vision.pictures[0].item: one.vision for one in scribe.of(Encode)[1:]}
+    alone = {one.vision.pictures[0].item: one.vision for one in executor.of(Encode)[1:]}
     assert all(one.pictures[0].out_row == 0 and one.values["cu_seqlens"].tolist() == [0, 12] for one in alone.values())
     found = {name: end.finish for name, end in ends.items() if end.finish is not None}
     assert {name: end.reason for name, end in found.items()} == {
@@ -544,11 +544,11 @@ def test_a_part_that_cannot_be_composed_is_blamed_like_one_that_fails(monkeypatc
         return compose(parts, items, media)
 
     monkeypatch.setattr(composer.vision, "compose", fail)
-    engine, scribe = make_engine(composer)
+    engine, executor = make_engine(composer)
     for name, image in images.items():
         engine.add(name, make_prompt([2, image, 1], rng), SamplingParams(temperature=0, max_tokens=3))
     ends = finish(engine)
-    assert [num_patches(one.vision) for one in scribe.of(Encode)] == [12]
+    assert [num_patches(one.vision) for one in executor.of(Encode)] == [12]
     assert {name: end.finish.detail for name, end in ends.items() if end.finish and end.finish.detail} == {
         "bad": "it does not fit"
     }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from saccade.choice.costs import Curve
-from saccade.scheduling.pace import FEWEST_ROWS, LONGEST_S, PATIENCE_S, Backlog, Pace
+from saccade.scheduling.pace import FIRST_TOKEN_S, LONG_STEP_S, MIN_PROMPT_ROWS, Backlog, Pace
 from tests.scheduling.paced_loads import AT_RANDOM, MEASURED, USUAL, Load, Simulation, simulate
 
 TIMES = Curve(((64, 0.005), (128, 0.006), (1024, 0.022), (2048, 0.044)))
@@ -23,19 +23,19 @@ def test_a_step_is_twice_as_long_as_its_outputs_take_alone() -> None:
 def test_steps_are_long_once_first_tokens_would_come_too_late_in_short_ones() -> None:
     """Short steps leave prompts half of the time."""
     limits = [Pace(TIMES).limit_s(64, Backlog(rows)) for rows in (2048, 12_000, 16_000, 100_000)]
-    assert limits == pytest.approx([0.01, 0.01, LONGEST_S, LONGEST_S])
+    assert limits == pytest.approx([0.01, 0.01, LONG_STEP_S, LONG_STEP_S])
 
 
 def test_the_longer_a_prompt_has_waited_the_sooner_steps_are_long() -> None:
     pace = Pace(TIMES)
-    assert pace.limit_s(64, Backlog(2048, waited_s=PATIENCE_S - 0.089)) == pytest.approx(0.01)
-    assert pace.limit_s(64, Backlog(2048, waited_s=PATIENCE_S - 0.087)) == LONGEST_S
+    assert pace.limit_s(64, Backlog(2048, waited_s=FIRST_TOKEN_S - 0.089)) == pytest.approx(0.01)
+    assert pace.limit_s(64, Backlog(2048, waited_s=FIRST_TOKEN_S - 0.087)) == LONG_STEP_S
 
 
 def test_images_that_wait_count_as_much_as_they_take() -> None:
     """12,000 rows are 0.258 s, 8,192 of images 0.08 s."""
     assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 4_096)) == pytest.approx(0.01)
-    assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 8_192)) == LONGEST_S
+    assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 8_192)) == LONG_STEP_S
     assert Pace(TIMES).limit_s(64, Backlog(12_000, 8_192)) == pytest.approx(0.01), "vision passes were not timed"
 
 
@@ -67,7 +67,7 @@ def test_what_is_encoded_takes_time_from_prompts() -> None:
     assert step.prompt_rows_left == 0
     step.add_rows(-60)
     assert step.prompt_rows_left == 60, "rows that were set aside are there, whatever was encoded meanwhile"
-    assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == FEWEST_ROWS
+    assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == MIN_PROMPT_ROWS
 
 
 @pytest.mark.parametrize("load", USUAL, ids=lambda load: load.name)

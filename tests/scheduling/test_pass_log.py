@@ -9,7 +9,7 @@ from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
 from saccade.scheduling.orders import Pass
 from saccade.scheduling.pass_log import PassLog
-from tests.scheduling.by_hand import make_composer
+from tests.scheduling.fakes import make_composer
 
 
 @dataclass
@@ -75,9 +75,9 @@ def test_only_who_asked_is_counted() -> None:
     rig.log.count_for("a")
     for requests in (["a", "b"], ["b"], ["a"]):
         rig.log.end(rig.log.add("language", [decode(len(requests), 2)], requests, rig.now))
-    [count] = rig.log.taken("a") or ()
+    [count] = rig.log.take_counts("a") or ()
     assert (count.passes, count.rows, count.padded) == (2, 3, 1)
-    assert rig.log.taken("a") is None and rig.log.taken("b") is None
+    assert rig.log.take_counts("a") is None and rig.log.take_counts("b") is None
 
 
 @pytest.mark.parametrize("bucket", [None, 16])

@@ -20,7 +20,7 @@ def backlog_of(prefilling: Sequence[Request], waiting: RequestQueue, num_startab
     )
 
 
-def most_rows_beside(
+def short_prompt_limit(
     prefilling: Sequence[Request], waiting: RequestQueue, num_startable: int, num_rows_left: int
 ) -> int:
     """How many rows a prompt may have to count as short next to the first one. 0 if the first one fits into this step,
@@ -31,5 +31,5 @@ def most_rows_beside(
     lengths = [other.num_left for other in others if other.priority == long.priority]
     if waiting and num_startable and waiting.first.priority <= long.priority:
         lengths.append(waiting.num_prompt_tokens // len(waiting))
-    most = long.num_left // TIMES_SHORTER
-    return most if lengths and min(lengths) <= most else 0
+    limit = long.num_left // TIMES_SHORTER
+    return limit if lengths and min(lengths) <= limit else 0

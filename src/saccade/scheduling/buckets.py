@@ -15,7 +15,7 @@ MAX_FRAMES = 64  # images and frames per pass
 # Attention also visits empty segments, so a bucket has room only for a likely number of frames: frames of 24 rows or
 # more (a 224x224 image has 49). Batches of smaller frames take a larger bucket.
 UNITS_PER_FRAME = 24
-FEWEST_FRAMES = 4
+MIN_FRAMES = 4
 UNITS_PER_WINDOW = 4  # on average; a batch of smaller windows may have too many for its bucket
 
 # On a CPU graphs are for correctness, not speed.
@@ -65,7 +65,7 @@ def vision_buckets(max_units: int) -> tuple[int, ...]:
 
 def vision_capacity(spec: VisionSpec, units: int, *, has_shares: bool = False) -> Capacity:
     """With `has_shares` ranks encode their own images, and `share` is the rows of the largest share."""
-    frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
+    frames = min(MAX_FRAMES, max(MIN_FRAMES, units // UNITS_PER_FRAME), units)
     sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
     if spec.window:
         sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES

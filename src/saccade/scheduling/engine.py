@@ -34,7 +34,7 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
-HEARS_S = 1.0  # how long commands are taken while a step runs; steps take a fraction of this
+LISTEN_S = 1.0  # how long commands are taken while a step runs; steps take a fraction of this
 NO_SCORES: Mapping[str, Scores] = {}
 
 
@@ -116,7 +116,7 @@ class Engine:
     def compile(self, grammar: Grammar, tenant: str = "") -> Future[LLMatcher]:
         """Compiles a grammar ahead of time, so that `add` need not wait. The future may hold a RequestError."""
         if self._grammars is None:
-            raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
+            raise RequestError("this engine has no vocabulary, which grammars need", param="response_format")
         return self._grammars.compile(grammar, tenant)
 
     def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
@@ -141,10 +141,10 @@ class Engine:
 
     def abort(self, request_id: str) -> list[Update]:
         """Ends a request now. It gets no further updates."""
-        return self._told(self.scheduler.abort(request_id))
+        return self._complete(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
-        return self._told(self.scheduler.stop(request_id, stop))
+        return self._complete(self.scheduler.stop(request_id, stop))
 
     def calibrate(self, orders: Calibrate) -> None:
         """Measures pass times, which decide between graphs and set the pace of steps."""
@@ -158,37 +158,37 @@ class Engine:
                 tuple((bucket["tokens"], bucket["requests"]) for bucket in prefill.shape.ordered),
             )
 
-    def step(self, hear: Callable[[], bool] | None = None) -> list[Update]:
+    def step(self, take_commands: Callable[[], bool] | None = None) -> list[Update]:
         """Launches the next step, then collects the one that ran meanwhile. Once the executor is gone, always raises.
-        `hear` is called while the device works. It may add, stop and abort requests, and returns True if a request it
-        added should be launched behind the only running step instead of waiting for its end."""
+        `take_commands` is called while the device works. It may add, stop and abort requests, and returns True if a
+        request it added should be launched behind the only running step instead of waiting for its end."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []
         try:
             while len(self._in_flight) > 1:  # the previous call was interrupted
-                updates += self._take_in()
+                updates += self._collect()
             plan = self.scheduler.plan(self._clock())
-            updates += self._told(plan.updates)
+            updates += self._complete(plan.updates)
             for request_id in plan.preempted:
                 self._release(self._live[request_id])
             if plan.chunks:
                 self._launch(plan)
             must_wait = bool(self._in_flight) and (not plan.chunks or len(self._in_flight) > 1)
-            if must_wait and self._has_ended(hear):
-                updates += self._take_in()
+            if must_wait and self._should_collect(take_commands):
+                updates += self._collect()
         except EngineDeadError as error:
             self._dead = error
             raise
         self.trace.note_load(self.scheduler)
         return updates
 
-    def _has_ended(self, hear: Callable[[], bool] | None) -> bool:
+    def _should_collect(self, take_commands: Callable[[], bool] | None) -> bool:
         """Takes commands while the oldest step runs. Returns False if another step should be launched first. If a step
         hangs, this stops and the engine falls silent, which is how watchdogs notice."""
-        flight, until = self._in_flight[0], self._clock() + HEARS_S
-        while hear is not None and flight.is_running and self._clock() < until:
-            if hear() and len(self._in_flight) == 1:
+        flight, until = self._in_flight[0], self._clock() + LISTEN_S
+        while take_commands is not None and flight.is_running and self._clock() < until:
+            if take_commands() and len(self._in_flight) == 1:
                 return False
         return True
 
@@ -231,7 +231,7 @@ class Engine:
         if (orders := begin(live, self.composer.vocab_size)) is not None:
             self.executor.execute(orders)
 
-    def _take_in(self) -> list[Update]:
+    def _collect(self) -> list[Update]:
         """Waits for the oldest step and commits its results. It waits even for a failed step, whose passes may still
         read pages and blocks that the next plans reassign."""
         flight, result = self._in_flight[0], None
@@ -245,17 +245,17 @@ class Engine:
             self.passes.end(flight.passes)
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
-            updates = self._told(self.scheduler.commit(flight.plan, failed))
+            updates = self._complete(self.scheduler.commit(flight.plan, failed))
         else:
             self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
             news = self.scheduler.commit(flight.plan, flight.results(result))
-            updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
+            updates += self._complete(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
                 if matcher is not None and update.finish is None and matcher.is_complete:
                     # The grammar allows nothing more, so no further pass is needed.
-                    updates += self._told(self.scheduler.stop(update.request_id, None))
+                    updates += self._complete(self.scheduler.stop(update.request_id, None))
         if flight.plan.encode:
             for live in self._live.values():
                 if live.request.status is not Status.RUNNING:  # preempted, because it read rows of a failed image
@@ -270,7 +270,7 @@ class Engine:
             if (live := self._live.get(name := chunk.request_id)) is not None
         ]
 
-    def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
+    def _complete(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
         """Adds scores of tokens to updates and, when a request ends, timings. Forgets requests that have ended."""
         told = []
         for update in updates:
@@ -279,7 +279,7 @@ class Engine:
             if update.token_ids and live.first_token is None:
                 live.first_token = self._clock()
             if update.finish is not None:
-                timings, passes = live.timings(self._clock()), self.passes.taken(name)
+                timings, passes = live.timings(self._clock()), self.passes.take_counts(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
                 self.trace.note_end(live, update.finish.reason)
                 self._release(live)

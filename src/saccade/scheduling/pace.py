@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from saccade.choice.costs import Curve
 
-FEWEST_ROWS = 64  # prompts make progress even in the shortest step
+MIN_PROMPT_ROWS = 64  # prompts make progress even in the shortest step
 SHORT_FACTOR = 2.0  # a short step takes up to twice the time of its outputs alone; prompts get the rest
-PATIENCE_S = 0.6  # first tokens should come at most this long after their prompts
-LONGEST_S = 0.04  # a step may take this long if short steps would miss that
-FEW_PROMPTS = 8  # a bucket must have room for this many prompts besides the outputs
+FIRST_TOKEN_S = 0.6  # first tokens should come at most this long after their prompts
+LONG_STEP_S = 0.04  # a step may take this long if short steps would miss that
+MIN_PROMPT_ROOM = 8  # a bucket must have room for this many prompts besides the outputs
 
 
 class Backlog(NamedTuple):
@@ -36,7 +36,7 @@ class Pace:
     vision: Curve | None = None
     max_step_s: float = 0.0
     buckets: Sequence[tuple[int, int]] = ()
-    fewest_rows: int = FEWEST_ROWS
+    min_prompt_rows: int = MIN_PROMPT_ROWS
 
     def begin(self, num_outputs: int, backlog: Backlog) -> "PacedStep":
         """Starts a step that `num_outputs` running requests are waiting for."""
@@ -46,13 +46,13 @@ class Pace:
         short_s = SHORT_FACTOR * self.prefill.at(num_outputs)
         work_s = self.prefill.at(backlog.num_rows) + self.vision_s(backlog.num_image_rows) if backlog.num_rows else 0.0
         in_short_steps_s = work_s * SHORT_FACTOR / (SHORT_FACTOR - 1)
-        return short_s if backlog.waited_s + in_short_steps_s <= PATIENCE_S else max(short_s, LONGEST_S)
+        return short_s if backlog.waited_s + in_short_steps_s <= FIRST_TOKEN_S else max(short_s, LONG_STEP_S)
 
     def prompt_rows(self, seconds: float, num_outputs: int) -> int:
         """How many prompt rows fit next to `num_outputs` outputs. Together they fill a bucket."""
         most = self.prefill.within(seconds)
-        fitting = (rows for rows, room in self.buckets if rows <= most and room > num_outputs + FEW_PROMPTS)
-        return max(self.fewest_rows, max(fitting, default=most) - num_outputs)
+        fitting = (rows for rows, room in self.buckets if rows <= most and room > num_outputs + MIN_PROMPT_ROOM)
+        return max(self.min_prompt_rows, max(fitting, default=most) - num_outputs)
 
     def vision_s(self, num_rows: int) -> float:
         return self.vision.at(num_rows) if self.vision is not None and num_rows else 0.0

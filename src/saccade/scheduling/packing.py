@@ -115,7 +115,7 @@ def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost
 
 
 def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
-    """Gives each part, largest first, to the rank with the fewest rows, which is at most a third above the optimum."""
+    """Largest part first, each to the rank with the fewest rows. The largest share is at most 4/3 of the optimum."""
     shares: Shares = [[] for _ in range(num_ranks)]
     rows = [0] * num_ranks
     for part in sorted(parts, key=lambda part: -part.rows):

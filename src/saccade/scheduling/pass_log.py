@@ -12,8 +12,8 @@ from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
 
 MAX_RECORDS = 512
 _ROWS = {"vision": "targets", "prefill": "ids", "decode": "ids", "head": "rows", "sample": "sequences"}
-_Way = tuple[str, GraphKey | None, str]  # phase, graph, and the reason if there is none
-_Counts = dict[_Way, list[int]]  # passes, rows, padded rows
+_PassKind = tuple[str, GraphKey | None, str]  # phase, graph, and the reason if there is none
+_Counts = dict[_PassKind, list[int]]  # passes, rows, padded rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Shape:
     padded: int
 
     @property
-    def way(self) -> _Way:
+    def kind(self) -> _PassKind:
         decision = self.decision
         reason = "" if decision.key else decision.reason + (f" ({decision.detail})" if decision.detail else "")
         return self.phase, decision.key, reason
@@ -59,10 +59,10 @@ class PassLog:
         self._counted: dict[str, _Counts] = {}
 
     def count_for(self, request_id: str) -> None:
-        """Counts the passes of this request until `taken`."""
+        """Counts the passes of this request until `take_counts`."""
         self._counted[request_id] = {}
 
-    def taken(self, request_id: str) -> tuple[PassCount, ...] | None:
+    def take_counts(self, request_id: str) -> tuple[PassCount, ...] | None:
         """Returns and forgets the counts of a request that has ended; None if it did not ask for them."""
         counts = self._counted.pop(request_id, None)
         if counts is None:
@@ -101,7 +101,7 @@ class PassLog:
                 seconds = max(entry.end - start, 0.0)
             free_at = start + seconds
             if entry.number > since:
-                shapes = tuple(_told(shape) for shape in entry.shapes)
+                shapes = tuple(_pass_shape(shape) for shape in entry.shapes)
                 found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))
         return found
 
@@ -114,7 +114,7 @@ class PassLog:
             counts = self._counted.get(request_id)
             if counts is not None:
                 for shape in shapes:
-                    sums = counts.setdefault(shape.way, [0, 0, 0])
+                    sums = counts.setdefault(shape.kind, [0, 0, 0])
                     sums[:] = sums[0] + 1, sums[1] + shape.rows, sums[2] + shape.padded
 
     def _shape(self, one: Pass) -> _Shape:
@@ -124,6 +124,6 @@ class PassLog:
         return _Shape(one.phase, one.decision, rows, num_padded)
 
 
-def _told(shape: _Shape) -> PassShape:
-    phase, key, reason = shape.way
+def _pass_shape(shape: _Shape) -> PassShape:
+    phase, key, reason = shape.kind
     return PassShape(phase, str(key or ""), reason, shape.rows, shape.padded)

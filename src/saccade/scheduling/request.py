@@ -13,7 +13,7 @@ from saccade.cache.prefix import Span
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason
 
-MOST_OUTPUTS = 2**40  # more than any request can have
+MAX_OUTPUTS = 2**40  # more than any request can have
 USUAL_OUTPUTS = 256  # assumed length of an answer that may be longer
 
 
@@ -93,7 +93,7 @@ class Request:
         if not self.output_shift:
             return self.spans
         shift = self.output_shift.to_bytes(8, "little", signed=True)
-        return *self.spans, Span(len(self.prompt_ids), MOST_OUTPUTS, digest=b"", layout=shift)
+        return *self.spans, Span(len(self.prompt_ids), MAX_OUTPUTS, digest=b"", layout=shift)
 
     @property
     def num_tokens(self) -> int:
@@ -151,7 +151,7 @@ class Request:
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])
 
-    def stop_met(self) -> Finish | None:
+    def check_stop(self) -> Finish | None:
         """Returns the finish if the newest output is the last."""
         params, token = self.params, self.output_ids[-1]
         if params.grammar is not None and token in self.eos_token_ids:

@@ -21,7 +21,7 @@ def needs_head(params: SamplingParams) -> bool:
 
 def check_head(params: SamplingParams, *, has_head: bool) -> None:
     if needs_head(params) and not has_head:
-        message = "this checkpoint has no head to write or rank with; it makes embeddings only (/v1/embeddings)"
+        message = "this checkpoint has no output head, so it makes embeddings only (/v1/embeddings)"
         raise RequestError(message, code="unsupported")
 
 
@@ -32,8 +32,8 @@ def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_to
         raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
     named = {name: getattr(params, name) for name in ("logit_bias", "allowed_token_ids", "pooled_token_ids")}
     for name, tokens in named.items():
-        if tokens and (most := max(tokens)) >= vocab_size:
-            raise RequestError(f"{name} names token {most}; the vocabulary has {vocab_size}", param=name)
+        if tokens and (largest := max(tokens)) >= vocab_size:
+            raise RequestError(f"{name} names token {largest}; the vocabulary has {vocab_size}", param=name)
     ends = {*eos_token_ids, *params.stop_token_ids}
     if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
         message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"

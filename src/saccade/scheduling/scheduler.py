@@ -27,7 +27,7 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache
 from saccade.errors import RequestError
-from saccade.scheduling.backlog import backlog_of, most_rows_beside
+from saccade.scheduling.backlog import backlog_of, short_prompt_limit
 from saccade.scheduling.fair_clock import FairClock
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, RequestQueue, Status
@@ -202,29 +202,29 @@ class Scheduler:
     def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
         """Plans prompts in order, with one exception: while short prompts wait for a long one, half of the step is set
         aside for the long one and the short ones are planned first. The long one also gets the rows they leave."""
-        most = most_rows_beside(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
-        num_kept = draft.rows_in_half(prefilling[0]) if most else 0
-        if not num_kept:
+        limit = short_prompt_limit(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
+        num_reserved = draft.rows_in_half(prefilling[0]) if limit else 0
+        if not num_reserved:
             self._plan_in_order(prefilling, draft)
             return
         long, *others = prefilling
-        draft.take(num_kept)
-        short = [other for other in others if other.num_left <= most and other.priority == long.priority]
+        draft.take(num_reserved)
+        short = [other for other in others if other.num_left <= limit and other.priority == long.priority]
         self._plan_in_order(short, draft, last_priority=long.priority)
-        draft.take(-num_kept)
+        draft.take(-num_reserved)
         self._plan_rows(long, draft.reach(long, long.num_planned), draft)
 
     def _plan_in_order(self, prefilling: Sequence[Request], draft: Draft, last_priority: float = inf) -> None:
         for request in prefilling:
             self._plan_rows(request, draft.reach(request, request.num_planned), draft)
-        if not draft.is_short:
+        if not draft.has_skipped:
             self._admit(draft, last_priority)
 
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
             draft.add_rows(request, end)
         else:
-            draft.is_short = True
+            draft.has_skipped = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
         """Makes room for the next row. Later requests can be preempted; earlier ones already have their rows."""
@@ -303,7 +303,7 @@ class Scheduler:
             return [self._end(request, Finish(FinishReason.LENGTH))] if is_done else []
         assert isinstance(result, list | tuple) and len(result) == 1, f"{request.id} wants a token, got {result}"
         request.output_ids.append(result[0])
-        finish = request.stop_met()
+        finish = request.check_stop()
         if finish is not None:
             self._end(request, finish)
         return [Update(request.id, (result[0],), finish=finish)]

@@ -92,7 +92,7 @@ class Draft:
     encode: dict[Entry, EncodeItem] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
-    is_short: bool = False  # a running request got no row
+    has_skipped: bool = False  # a running request got no row
     paced: PacedStep | None = None  # set if the step has outputs and a pace
     void: set[Request] = field(default_factory=set)  # requests whose rows were computed from wrong media rows
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed

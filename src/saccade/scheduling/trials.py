@@ -59,8 +59,8 @@ class Trials:
             error.param = PARAM
             raise
         except JobKilledError:
-            most = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
-            raise broken(f"it takes more than {most} to compile; use a simpler one") from None
+            limit = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
+            raise broken(f"it takes more than {limit} to compile; use a simpler one") from None
         except (ProcessLostError, PoolClosedError):
             raise CapacityError("the process that tried the grammar has ended; try again") from None
 

@@ -143,7 +143,7 @@ class Ticket:
 
 
 @dataclass
-class Scribe:
+class RecordingExecutor:
     """Writes orders down. Tokens are drawn at random; `problem` says what is wrong with a vision pass."""
 
     rng: np.random.Generator

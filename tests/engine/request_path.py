@@ -1,4 +1,4 @@
-"""The way of one image request through the engine: `python -m tests.engine.way_of_a_request [--list]`.
+"""The way of one image request through the engine: `python -m tests.engine.request_path [--list]`.
 
 Counts the functions of saccade that are called between `Engine.add` and the last update: how many different ones, in
 how many files, and how often the package changes when they stand in the order of their first calls. Functions have

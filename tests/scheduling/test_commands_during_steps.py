@@ -21,7 +21,7 @@ from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
 from tests.engine.simulated import make_scheduler
-from tests.scheduling.by_hand import BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, Scribe, make_composer
+from tests.scheduling.fakes import BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, RecordingExecutor, make_composer
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 PROMPT = text_prompt([5, 6, 7])
@@ -48,7 +48,7 @@ class SlowTicket:
 
 
 @dataclass
-class SlowDevice(Scribe):
+class SlowDevice(RecordingExecutor):
     is_over: Callable[[], bool] = lambda: False
     tickets: list[SlowTicket] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
 
 
 def test_a_step_that_hangs_is_waited_for_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "HEARS_S", 0.0)
+    monkeypatch.setattr(engine_module, "LISTEN_S", 0.0)
     engine, device = slow_engine()
     engine.add("a", PROMPT, ONE_TOKEN)
     engine.step()
