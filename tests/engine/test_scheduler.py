@@ -525,9 +525,8 @@ class TestPreemption:
         loop.drain()
         assert loop.finish_reason("a") == "error"
         assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens, and the fifth output needs none
-        finish = loop.events["a"][-1].finish
-        assert finish is not None
-        assert "the KV cache has room for 12 (--gpu-memory-utilization)" in str(finish.detail)
+        message = "the request needs room for 13 tokens; the KV cache has room for 12 (--gpu-memory-utilization)"
+        assert loop.events["a"][-1].finish == Finish(FinishReason.ERROR, message)
 
     def test_a_preempted_request_that_outgrew_the_cache_ends_with_an_error(self) -> None:
         loop = make_loop(num_blocks=4, has_prefix=False)

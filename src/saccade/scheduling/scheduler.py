@@ -360,6 +360,5 @@ class Scheduler:
         return any(request in flight.chunks for flight in self._flights)
 
     def _no_room(self, request: Request) -> Finish:
-        slots = self.resources.pool.num_tokens
-        met = f"{request.num_tokens} tokens and the next; the KV cache has room for {slots} (--gpu-memory-utilization)"
-        return Finish(FinishReason.ERROR, f"the request needs room for {met}")
+        limit = f"the KV cache has room for {self.resources.pool.num_tokens} (--gpu-memory-utilization)"
+        return Finish(FinishReason.ERROR, f"the request needs room for {request.num_tokens} tokens; {limit}")
