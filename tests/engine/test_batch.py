@@ -110,7 +110,7 @@ def test_rows_of_decode_batches() -> None:
         check_requests(values, chunks)
 
 
-def test_more_blocks_than_a_table_holds_are_never_written_into_the_next_one() -> None:
+def test_excess_blocks_are_never_written_into_the_next_requests_table() -> None:
     rng = np.random.default_rng(5)
     running = {name: owner(rng, 1, has_limits=False) for name in ("a", "b")}
     chunks = [Chunk("a", 0, 1, tuple(range(1, LAYOUT.max_blocks + 2))), Chunk("b", 0, 1, (1,))]

@@ -82,7 +82,7 @@ def install(executor: DeviceExecutor, runner: GraphRunner) -> None:
 
 
 @pytest.mark.parametrize("family", PHASES)
-def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_frozen_input_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = new_executor(loaded(family))
     unnoticed, unread = set(), set()
     for runner in [one for one in executor.phases if one.phase.name in PHASES[family]]:

@@ -104,7 +104,7 @@ def test_a_terminal_gets_a_bar_beside_the_output(
     assert "2/2" in told.err and told.out == ""
 
 
-def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
+def test_metrics_match_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     def counted() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         return {(one.name, frozenset(one.labels.items())): one.value for one in llm.get_metrics()}
 
@@ -138,7 +138,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
         assert key[0] in counted_in_front or scraped[key] == value, key
 
 
-def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+def test_images_are_accepted_in_every_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     path = tmp_path / "a.png"
@@ -159,7 +159,7 @@ def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.I
     assert llm.executor.vision is not None and llm.executor.vision.stats.fallbacks.total() == 0
 
 
-def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+def test_image_files_may_be_given_as_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
     path = tmp_path / "a, b.png"
     picture.save(path)
     text = {"type": "text", "text": "What is this?"}
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_decoded_is_named(llm: LLM, picture: Image.Image, 
 
 
 @pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])
-def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
+def test_a_missing_file_is_named(llm: LLM, name: str) -> None:
     with pytest.raises(RequestError, match="is neither a file that is there nor a data URL") as refused:
         llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": name}}, GREEDY, progress=False)
     assert repr(name[:80])[1:-1] in str(refused.value) and len(str(refused.value)) < 300
@@ -212,7 +212,7 @@ def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
     ],
     ids=["int64", "uint8", "list", "tuple", "torch", "mapping"],
 )
-def test_token_ids_may_be_numpys(llm: LLM, ids: Any) -> None:
+def test_token_ids_may_be_arrays(llm: LLM, ids: Any) -> None:
     [expected] = llm.generate([5, 6, 7], GREEDY, progress=False)
     for prompts in (ids, [ids]):
         [answer] = llm.generate(prompts, GREEDY, progress=False)
@@ -244,12 +244,12 @@ def test_token_ids_may_be_numpys(llm: LLM, ids: Any) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_refused_with_a_sentence(llm: LLM, ids: Any) -> None:
+def test_invalid_prompts_are_refused_with_a_request_error(llm: LLM, ids: Any) -> None:
     with pytest.raises(RequestError):
         llm.generate(ids, GREEDY, progress=False)
 
 
-def test_what_is_no_conversation_or_no_parameters_is_refused_with_a_sentence(llm: LLM) -> None:
+def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(llm: LLM) -> None:
     for messages in (5, "hello", {"role": "user"}, None, [5]):
         with pytest.raises(RequestError, match="message"):
             llm.chat(messages, GREEDY, progress=False)
@@ -282,7 +282,7 @@ def test_images_and_videos_keep_their_order(llm: LLM) -> None:
             read_prompt({"prompt": f"{image}{video}{image}", "multi_modal_data": given}, llm.processor)
 
 
-def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
+def test_frequent_layouts_get_their_own_graphs_after_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
     prompt = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
     with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
         vision = llm.executor.vision
@@ -318,7 +318,7 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
     assert "no memory" in caplog.text
 
 
-def test_logprobs_come_with_the_token_and_the_likeliest(llm: LLM) -> None:
+def test_logprobs_cover_the_chosen_and_the_likeliest_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
     [answer] = llm.generate("The quick brown fox", params, progress=False)
     output = answer.outputs[0]
@@ -353,7 +353,7 @@ def test_a_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 
-def test_a_stop_string_waits_for_the_least_length(llm: LLM) -> None:
+def test_a_stop_string_is_ignored_before_min_tokens(llm: LLM) -> None:
     long = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     text = llm.generate("The quick brown fox", long, progress=False)[0].outputs[0].text
     patient = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[0], min_tokens=5)
@@ -404,7 +404,7 @@ def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
         llm.generate("a", GREEDY)
 
 
-def test_requests_may_be_shorter_than_steps(made: tiny.Tiny) -> None:
+def test_max_model_len_may_be_below_max_num_batched_tokens(made: tiny.Tiny) -> None:
     """`--max-model-len` below `--max-num-batched-tokens`: a step holds several prompts, no prompt fills it."""
     sizes = {"max_model_len": 32, "max_num_batched_tokens": 128, "max_num_seqs": 4, "encoder_budget_tokens": 16}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -436,7 +436,7 @@ def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
             )
 
 
-def test_no_image_is_kept_between_requests_where_none_is_to_be(made: tiny.Tiny, picture: Image.Image) -> None:
+def test_no_image_is_kept_between_requests_without_an_encoder_cache(made: tiny.Tiny, picture: Image.Image) -> None:
     talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What"}]}]
     answers, queries = {}, {}
     for rows in (0, 512):
@@ -459,6 +459,6 @@ def test_a_chat_template_may_come_from_a_file(made: tiny.Tiny, tmp_path: Path) -
         assert answer.prompt_token_ids == one.processor.text("<fox>").token_ids.tolist()
 
 
-def test_a_revision_is_of_the_hub(made: tiny.Tiny) -> None:
+def test_a_local_folder_takes_no_revision(made: tiny.Tiny) -> None:
     with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder, which has none"):
         LLM(made.folder, revision="v2")

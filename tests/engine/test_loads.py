@@ -206,7 +206,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("options", CROWDED, ids=["small blocks", "smaller blocks", "smallest blocks"])
-def test_a_crowd_is_answered_as_each_of_it_would_be_alone(loaded: Load, options: Options) -> None:
+def test_each_request_of_a_random_load_is_answered_as_if_it_ran_alone(loaded: Load, options: Options) -> None:
     num_preemptions = 0
     for seed, family in enumerate(FAMILIES, start=options.block_size):
         crowd, alone = Crowd(loaded(family), options, seed), make_engine(loaded(family), ALONE)

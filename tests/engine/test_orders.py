@@ -128,7 +128,7 @@ def assert_same(mine: StepResult, other: StepResult) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
 @pytest.mark.parametrize("way", [lambda orders: orders, sent], ids=["given", "sent"])
-def test_equal_executors_do_the_same_to_the_bit(loaded: Load, family: str, way: Callable[[Orders], Orders]) -> None:
+def test_equal_executors_give_equal_bits(loaded: Load, family: str, way: Callable[[Orders], Orders]) -> None:
     """Orders say all there is to say: another executor needs no scheduler, no prompts and no requests."""
     made, model = loaded(family)
     recording = recorded(loaded(family))
@@ -320,7 +320,9 @@ class TestLayouts:
         right = executor.execute(Encode(3, decide(mine.vision, key)))
         assert isinstance(right, Encoded) and right.problem is None and replays(executor) == num_before + 1
 
-    def test_its_own_gives_what_a_bucket_gives(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exact_graph_gives_the_same_rows_as_a_bucket(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         executor, mine, _, capture = self.orders(loaded("qwen3_vl"), monkeypatch)
         assert mine.vision.decision.tier is Tier.CAPACITY
         executor.execute(mine)
@@ -341,7 +343,7 @@ class TestLayouts:
         assert isinstance(done, Encoded) and "no graph is captured" in str(done.problem)
 
 
-def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -> None:
+def test_the_trace_that_ranks_compare_covers_only_the_newest_order(recording: Recording) -> None:
     """Where nobody asks, as with one rank, nothing piles up."""
     last = next(one for one in reversed(recording.orders) if isinstance(one, Run | SampleTokens))
     passes = last.passes if isinstance(last, Run) else (last.sampler,) if last.sampler is not None else ()
@@ -350,7 +352,7 @@ def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -
     assert recording.executor.take_trace() == ""
 
 
-def test_a_key_that_went_wrong_on_the_way_fails_its_step_alone(loaded: Load) -> None:
+def test_a_corrupted_key_fails_only_its_step(loaded: Load) -> None:
     """Whoever composes may be wrong, too: requests of that step get the reason, later ones their answers."""
     made, model = loaded("llama")
     engine = build(model, made.folder, SIZES)

@@ -57,7 +57,7 @@ def test_passes_of_a_stream_do_not_overlap(loaded: Load) -> None:
         assert all(end <= later.start + 1e-6 for end, later in zip(ends, found[1:], strict=False))
 
 
-def test_a_request_that_wants_it_gets_its_own_count(loaded: Load) -> None:
+def test_a_request_that_asks_gets_its_own_pass_counts(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL))
     rng = np.random.default_rng()

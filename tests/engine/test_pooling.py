@@ -71,7 +71,7 @@ def assert_right(made: tiny.Tiny, prompts: dict[str, Prompt], engine: Engine) ->
     ],
     ids=["eager", "full graphs, chunks", "piecewise graphs, few blocks"],
 )
-def test_vectors_are_those_of_transformers(loaded: Load, family: str, options: Options) -> None:
+def test_vectors_match_transformers(loaded: Load, family: str, options: Options) -> None:
     """Also with chunks, graphs, a prefix cache, images, preempted requests, and answers in the same steps."""
     made, model = loaded(family)
     engine = build(model, made.folder, options)
@@ -80,7 +80,7 @@ def test_vectors_are_those_of_transformers(loaded: Load, family: str, options: O
         assert sum(engine.phase_snapshots()["prefill"]["replays"].values()) > 0, "no graph was replayed"
 
 
-def test_what_is_cached_serves_last_rows_and_logits_but_no_mean(loaded: Load) -> None:
+def test_cached_rows_serve_last_rows_and_logits_but_not_means(loaded: Load) -> None:
     made, model = loaded("llama")
     engine = build(model, made.folder, Options(has_prefix_cache=True, block_size=8))
     prompts = {"long": text_prompt(np.random.default_rng().integers(3, 99, 50).tolist())}
@@ -93,7 +93,7 @@ def test_what_is_cached_serves_last_rows_and_logits_but_no_mean(loaded: Load) ->
         assert request.num_cached_tokens == (0 if pooling == "mean" else 48)
 
 
-def test_a_mean_of_a_preempted_request_counts_every_row_once(loaded: Load) -> None:
+def test_the_mean_of_a_preempted_request_counts_every_row_once(loaded: Load) -> None:
     """While an answer grows, blocks run out, and a request whose prompt takes many steps begins again."""
     made, model = loaded("llama")
     engine = build(model, made.folder, Options(prefill_chunk=4, num_blocks=11, max_num_seqs=3, max_tokens=12))
@@ -132,7 +132,7 @@ def test_padding_never_gets_into_a_vector(loaded: Load, mode: Mode | None, monke
     assert max(counts) > 0, "nothing was padded"
 
 
-def test_broken_numbers_end_only_their_own_request(loaded: Load) -> None:
+def test_nan_hidden_states_end_only_their_request(loaded: Load) -> None:
     made, model = loaded("llama")
     prompts = {f"p{i}": text_prompt(np.random.default_rng(i).integers(3, 90, 9).tolist()) for i in range(3)}
     kept = model.decoder.embedding.weight.data[98].clone()
@@ -171,7 +171,7 @@ def test_an_aborted_request_has_no_vector(loaded: Load) -> None:
         ({"pooled_token_ids": (1,), "max_tokens": 0}, "pooling"),
     ],
 )
-def test_what_cannot_be_pooled_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_contradictory_pooling_parameters_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as met:
         SamplingParams(**fields)
     assert met.value.param == param

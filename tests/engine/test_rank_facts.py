@@ -15,7 +15,7 @@ LIMITS = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=32, max_model_
 SETTINGS = EngineSettings(device="cpu", kv_cache_tokens=512, enforce_eager=True, tensor_parallel_size=2)
 
 
-def test_ranks_hold_what_was_planned_and_say_how_they_sum_up(made: tiny.Tiny) -> None:
+def test_ranks_hold_what_was_planned_and_report_their_all_reduce(made: tiny.Tiny) -> None:
     async def ask(settings: EngineSettings) -> TensorParallel:
         async with await AsyncEngine.start(made.folder, settings, LIMITS) as engine:
             return engine.ready.ranks

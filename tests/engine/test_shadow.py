@@ -129,7 +129,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str, mode: Mode, tmp_path: Path) -> None:
+def test_checks_of_correct_graphs_find_nothing(loaded: Load, family: str, mode: Mode, tmp_path: Path) -> None:
     engine = shadowed(loaded(family), tmp_path, replace(SIZES, mode=mode))
     for seed in (1, 2):
         run(engine, *requests(loaded(family)[0], 6, seed))
@@ -141,7 +141,7 @@ def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str
     assert phases.keys() >= set(PHASES[1:]) and not list(tmp_path.iterdir())
 
 
-def test_what_padding_read_is_there_again_when_a_replay_is_checked(loaded: Load) -> None:
+def test_a_check_restores_what_padded_rows_read(loaded: Load) -> None:
     """Experts compute padded rows beside the others, whose last bits then depend on them."""
     made, _ = loaded("qwen3_moe")
     for seed in (200, 300, 700):
@@ -152,7 +152,7 @@ def test_what_padding_read_is_there_again_when_a_replay_is_checked(loaded: Load)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
-def test_no_answer_is_changed(loaded: Load, family: str) -> None:
+def test_checks_change_no_answer(loaded: Load, family: str) -> None:
     """Twenty requests in waves that find prefixes and images of earlier ones, with checks between the waves."""
     made, model = loaded(family)
     plain, watched = build(model, made.folder, SIZES), shadowed(loaded(family))
@@ -166,7 +166,7 @@ def test_no_answer_is_changed(loaded: Load, family: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, phase: str, tmp_path: Path) -> None:
+def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Load, phase: str, tmp_path: Path) -> None:
     made, model = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path)
     run(engine, *requests(made, 5, seed=1))
@@ -211,7 +211,7 @@ def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("place", ["keys of layer 1", "logits", "newest ids", "rows of the cache"])
-def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place: str) -> None:
+def test_writes_outside_the_outputs_of_a_pass_are_checked(loaded: Load, place: str) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     runner = runner_of(engine, "vision" if place == "rows of the cache" else "decode")
@@ -226,7 +226,7 @@ def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place
     assert place in {difference.output for mismatch in found for difference in mismatch.differences}
 
 
-def test_what_a_wrong_graph_wrote_is_not_used_again(loaded: Load) -> None:
+def test_cached_results_of_a_wrong_graph_are_not_reused(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=40)
@@ -259,7 +259,7 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
     assert all(torch.equal(tensor, same) for tensor, same in zip(tensors, before, strict=True))
 
 
-def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
+def test_strict_mode_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
     engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
     for graph in executor_of(engine).decode.graphs:
         executor_of(engine).decode.catalogue.retire(graph.key, "for a test")
@@ -286,7 +286,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
+def test_an_interrupted_check_of_a_wrong_graph_makes_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
     """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
@@ -312,7 +312,7 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
     assert found["overwritten"] > 0 and found["equal"] > 0
 
 
-def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
+def test_a_record_is_intact_until_a_slot_it_read_is_overwritten(loaded: Load) -> None:
     """By whole blocks and by slots it is the same as by every single slot."""
     shadow = shadow_of(shadowed(loaded("llama")))
     rng = np.random.default_rng(0)
@@ -328,7 +328,7 @@ def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -
     assert 30 < sum(verdicts) < 270
 
 
-def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Load) -> None:
+def test_records_too_large_for_the_slab_are_counted_and_memory_stays_flat(loaded: Load) -> None:
     made, _ = loaded("qwen3_vl")
     tiny_slabs = shadowed(loaded("qwen3_vl"), slabs={"language": 256, "vision": 256})
     run(tiny_slabs, *requests(made, 4, seed=1))
@@ -343,7 +343,7 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     assert found["evicted"] > 0 and found["equal"] > 0
 
 
-def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_record_holds_no_extra_memory(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs know their records for long; what a check copied out of the caches is new memory."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
@@ -381,7 +381,7 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
         slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)})
 
 
-def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
+def test_the_share_of_checked_replays_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
     shadow = shadow_of(shadowed(loaded("llama"), share=0.02))
     keys = [GraphKey("decode", Mode.FULL, Capacity.of(tokens=n)) for n in range(20)]
     rng = np.random.default_rng(3)
@@ -391,7 +391,7 @@ def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
     assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "more often than they come"
 
 
-def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
+def test_a_mismatch_file_has_everything_needed_to_replay_it(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path / "made for it")
     poison_outputs(runner_of(engine, "prefill"))
@@ -407,7 +407,7 @@ def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
     assert wrong == {difference.output for difference in found.differences}
 
 
-def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_a_file_from_elsewhere_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     other = tmp_path / "other.safetensors"
@@ -421,7 +421,7 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         read_file(tmp_path / "missing")
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loaded: Load, tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_even_if_its_file_cannot_be_written(loaded: Load, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     engine = shadowed(loaded("llama"), tmp_path / "file" / "folder")
     poison_outputs(runner_of(engine, "prefill"))
@@ -430,6 +430,6 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loade
     assert found.path is None and "could not be kept" in str(found)
 
 
-def test_a_share_beyond_one_is_refused() -> None:
+def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shadow is 1.5; allowed are 0 to 1 \(--shadow\)"):
         EngineSettings(shadow=1.5)

@@ -67,7 +67,7 @@ def fronts() -> Iterator[Callable[[Engine], Front]]:
         front.close()
 
 
-def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
+def test_a_worker_reports_a_wrong_graph_unasked(
     loaded: Load, fronts: Callable[[Engine], Front], tmp_path: Path
 ) -> None:
     made, _ = loaded("qwen3_vl")
@@ -89,7 +89,7 @@ def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
     assert not thread.is_alive()
 
 
-def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[[Engine], Front]) -> None:
+def test_a_waiting_command_interrupts_a_check(loaded: Load, fronts: Callable[[Engine], Front]) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     run(engine, *requests(made, 2, seed=1))

@@ -87,7 +87,7 @@ def test_every_bucket_and_phase_is_audited_and_leaves_no_trace(loaded: Load) -> 
     assert all(graph.num_replays == 0 for phase in executor.phases for graph in phase.graphs)
 
 
-def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
+def test_a_large_bfloat16_channel_does_not_hide_frozen_boundaries(
     made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(made.folder, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
         check_graphs(thinned((made, model)), is_short=False)
 
 
-def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
+def test_a_short_verification_samples_every_phase(loaded: Load) -> None:
     executor = thinned(loaded("qwen3_vl"))
     report = check_graphs(executor)
     assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
@@ -138,7 +138,7 @@ def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(block.attention, "kernels", kernels)
 
 
-def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
+def test_frozen_boundaries_are_reported_with_phase_bucket_and_sequence(
     loaded: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freeze_boundaries(loaded("qwen3_vl")[1], monkeypatch)
@@ -149,7 +149,7 @@ def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
     assert {row.key.partition("/")[0] for row in wrong} == {"vision"}
 
 
-def test_a_scatter_that_forgot_its_targets_is_found_in_the_cache(loaded: Load) -> None:
+def test_encoded_rows_are_in_the_cache_where_their_targets_say(loaded: Load) -> None:
     """Rows must be where the cache looks for them, not only in the output buffer."""
     executor = thinned(loaded("qwen3_vl"))
     encoder = executor.encoder
@@ -200,7 +200,7 @@ def unreadable(*of: object) -> list[str]:
     raise UnreadableError("nodes of graphs are read with cuFuncGetParamInfo, which this driver does not have")
 
 
-def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:
+def test_exact_graphs_are_verified_if_there_are_no_others(loaded: Load) -> None:
     executor = plain(loaded("qwen3_vl"))
     encoder = executor.encoder
     assert encoder is not None

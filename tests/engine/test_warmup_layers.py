@@ -65,7 +65,7 @@ def make_deep(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_warm_up_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
+def test_warm_up_layers_launch_every_kernel_of_the_pass_less_often(family: str, tmp_path: Path) -> None:
     make_deep(family, tmp_path)
     model = load_model(tmp_path, dtype=torch.float32, load_format="dummy")
     executor = executor_of(build(model, tmp_path, SIZES))

@@ -35,7 +35,7 @@ def rows(plan: StepPlan) -> dict[str, int]:
 
 
 class TestBacklog:
-    def test_new_prompts_count_as_far_as_they_may_begin(self) -> None:
+    def test_waiting_prompts_count_only_if_they_can_start(self) -> None:
         waiting = RequestQueue(lambda request: request.id)
         for name, arrival in (("a", 3.0), ("b", 5.0)):
             span = image(2, 40)
@@ -44,7 +44,7 @@ class TestBacklog:
         assert backlog_of([], waiting, 1, 7.0) == Backlog(100, 40, 4.0)
         assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they wait for others to end"
 
-    def test_of_prompts_that_have_begun_the_rest_counts(self) -> None:
+    def test_a_started_prompt_counts_with_the_rows_it_has_left(self) -> None:
         loop = make_loop()
         spans = image(2, 8, b"x"), image(20, 10, b"y", media_idx=1)
         loop.add(make_request("a", with_images(60, *spans), spans=spans, arrival=1.0))
@@ -63,7 +63,7 @@ class TestLongPrompts:
         assert rows(loop.step()) == {"long": BUDGET}
         return loop
 
-    def test_short_prompts_get_up_to_half_of_its_steps(self) -> None:
+    def test_short_prompts_get_up_to_half_of_a_long_prompts_steps(self) -> None:
         loop = self.begin()
         for name in "abc":
             loop.add(text(name, 5))
@@ -76,13 +76,13 @@ class TestLongPrompts:
         loop.add(text("a", 22))
         assert rows(loop.step()) == {"long": BUDGET}, "84 rows are left, and 22 are more than a quarter"
 
-    def test_a_prompt_that_ends_in_the_step_leaves_the_rest_only(self) -> None:
+    def test_a_prompt_that_ends_in_this_step_leaves_only_the_rest(self) -> None:
         loop = self.begin(BUDGET + 10)
         loop.add(text("a", 2))
         loop.add(text("b", 5))
         assert rows(loop.step()) == {"long": 10, "a": 2, "b": 4}
 
-    def test_new_ones_begin_in_order_and_the_second_long_one_waits_for_the_first(self) -> None:
+    def test_new_prompts_start_in_order_and_a_second_long_one_waits_for_the_first(self) -> None:
         loop = self.begin(200)
         loop.add(text("long2", 90))
         for name in "abc":
@@ -93,18 +93,18 @@ class TestLongPrompts:
         assert rows(loop.step()) == {"long": BUDGET}
 
     @pytest.mark.parametrize(("priority", "num_rows"), [(-1, 8), (0, 8), (1, 0)])
-    def test_those_of_a_lower_priority_wait(self, priority: int, num_rows: int) -> None:
+    def test_prompts_of_a_lower_priority_wait(self, priority: int, num_rows: int) -> None:
         loop = self.begin()
         loop.add(text("a", 12, priority=priority))
         assert rows(loop.step()).get("a", 0) == num_rows
 
-    def test_what_others_leave_is_not_for_a_lower_priority(self) -> None:
+    def test_rows_left_by_short_prompts_do_not_go_to_a_lower_priority(self) -> None:
         loop = self.begin()
         loop.add(text("a", 3))
         loop.add(text("b", 3, priority=1))
         assert rows(loop.step()) == {"a": 3, "long": 13}
 
-    def test_images_of_short_prompts_do_not_take_its_time(self) -> None:
+    def test_images_of_short_prompts_take_no_time_from_the_long_one(self) -> None:
         """A row takes 10 ms, and an image row 20, of 200 in a step."""
         loop = make_loop()
         loop.add(text("answer", 3, num_outputs=90))
@@ -161,14 +161,14 @@ def play(arrivals: Sequence[Arrival], pace: Pace | None) -> Iterator[Played]:
 
 
 @given(ARRIVALS)
-def test_no_row_is_left_idle_where_nothing_paces(arrivals: list[Arrival]) -> None:
+def test_without_a_pace_no_row_of_the_budget_is_wasted(arrivals: list[Arrival]) -> None:
     for played in play(arrivals, None):
         assert sum(played.num_rows.values()) == min(BUDGET, sum(played.num_left.values()))
 
 
 @pytest.mark.parametrize("pace", [None, PACE], ids=["free", "paced"])
 @given(arrivals=ARRIVALS)
-def test_the_first_prompt_gets_at_least_half_of_what_outputs_leave(pace: Pace | None, arrivals: list[Arrival]) -> None:
+def test_the_first_prompt_gets_at_least_half_of_the_prompt_rows(pace: Pace | None, arrivals: list[Arrival]) -> None:
     """So whatever comes later, a prompt waits for those before it, and then takes at most twice its own steps."""
     for played in play(arrivals, pace):
         if played.begun:
@@ -186,7 +186,7 @@ class NotingPace(Pace):
 
 
 @given(ARRIVALS)
-def test_steps_that_outputs_wait_for_are_within_their_limit(arrivals: list[Arrival]) -> None:
+def test_steps_with_outputs_stay_within_their_limit(arrivals: list[Arrival]) -> None:
     pace = NotingPace(PACE.prefill, min_prompt_rows=PACE.min_prompt_rows)
     for played in play(arrivals, pace):
         if pace.limits_s and played.num_prompt_rows > pace.min_prompt_rows:

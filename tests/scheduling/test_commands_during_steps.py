@@ -89,7 +89,7 @@ def _let_end(device: SlowDevice) -> bool:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 4], ids=["one step runs", "two steps run"])
-def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
+def test_a_request_can_be_aborted_while_its_steps_run(max_tokens: int) -> None:
     engine, device = slow_engine()
     engine.add("a", PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
     engine.step()
@@ -106,7 +106,7 @@ def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
     engine.scheduler.check()
 
 
-def test_a_step_that_hangs_is_waited_for_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_commands_are_taken_while_a_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "LISTEN_S", 0.0)
     engine, device = slow_engine()
     engine.add("a", PROMPT, ONE_TOKEN)
@@ -115,7 +115,7 @@ def test_a_step_that_hangs_is_waited_for_in_silence(monkeypatch: pytest.MonkeyPa
     assert update.finish is not None and device.tickets[0].was_waited_for
 
 
-def test_a_device_that_fails_is_not_asked_for_ever() -> None:
+def test_a_device_that_fails_is_not_polled_forever() -> None:
     def fail() -> bool:
         raise RuntimeError("the device is gone")
 

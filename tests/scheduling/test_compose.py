@@ -50,7 +50,7 @@ sys.exit(" ".join({"torch", "triton"} & set(sys.modules)) or 0)
 """
 
 
-def test_nothing_that_plans_composes_or_speaks_imports_torch() -> None:
+def test_code_that_plans_composes_or_communicates_does_not_import_torch() -> None:
     """Import-linter sees to our own imports; a package that brings torch along would not be seen by it."""
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"imported: {done.stderr}"
@@ -101,7 +101,7 @@ class TestPrefill:
         )
         assert_arrays(head.values, rows=[10], sequences=[5])
 
-    def test_vectors_are_made_of_the_rows_that_are_asked_for(self) -> None:
+    def test_vectors_come_from_the_requested_rows(self) -> None:
         """Of one chunk all rows, of others the last; rows whose logits are asked for come behind those that sample."""
         rng = np.random.default_rng()
         logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(7, 3))
@@ -120,7 +120,7 @@ class TestPrefill:
         np.testing.assert_array_equal(orders.pool.rows, [4, 5, 6, 14])
         assert [(one.row, one.token_ids) for one in orders.picks] == [(1, (7, 3))]
 
-    def test_a_chunk_begins_where_the_last_one_ended(self) -> None:
+    def test_a_chunk_starts_where_the_last_one_ended(self) -> None:
         """In the middle of an image, too; without its end there is nothing for a head to do."""
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
@@ -141,7 +141,7 @@ class TestPrefill:
             block_tables=[table(9, 4, 1)],
         )
 
-    def test_outputs_run_beside_prompts(self) -> None:
+    def test_outputs_share_a_prefill_with_prompts(self) -> None:
         """One is known, one is what the step before it samples; heads are for the rows that sample."""
         rng = np.random.default_rng()
         owners = {
@@ -173,7 +173,7 @@ class TestPrefill:
         assert_arrays(head.values, rows=[0, 7], sequences=[1, 3])
         assert key_of(head) == "head/full tokens=2"
 
-    def test_prompt_scores_are_of_the_rows_before_the_scored_tokens(self) -> None:
+    def test_prompt_scores_come_from_the_rows_before_the_scored_tokens(self) -> None:
         rng = np.random.default_rng()
         first, later = SamplingParams(prompt_logprobs=0), SamplingParams(prompt_logprobs=3, prompt_logprobs_start=7)
         owners = {
@@ -195,7 +195,7 @@ class TestPrefill:
 
 
 class TestDecode:
-    def test_newest_tokens_are_one_pass(self) -> None:
+    def test_newest_tokens_of_all_requests_are_one_decode_pass(self) -> None:
         rng = np.random.default_rng()
         owners = {
             "r4": running(make_prompt([2, make_image(2, 2, rng)], rng), sequence=4, outputs=[41]),
@@ -223,7 +223,7 @@ class TestDecode:
             block_tables=[table(8, 2), table(3, 5), table(6, 1)],
         )
 
-    def test_the_last_row_of_a_prompt_is_no_output(self) -> None:
+    def test_the_last_row_of_a_prompt_is_not_an_output(self) -> None:
         """Its token is known, but it may be an image's: only a prefill looks there."""
         rng = np.random.default_rng()
         owner = running(make_prompt([5], rng), sequence=1)
@@ -261,7 +261,7 @@ class TestSample:
         ]
         return make_composer().sample(7, chunks, {owner.request.id: owner for owner in owners})
 
-    def test_greedy_rows_need_nothing_more(self) -> None:
+    def test_greedy_rows_need_no_sampler(self) -> None:
         assert self.compose(running([5, 6], 1), running([7], 2)) == (None, {})
 
     def test_scores_alone_need_no_sampler(self) -> None:
@@ -270,7 +270,7 @@ class TestSample:
         [score] = orders.scores
         assert (score.row, score.sequence, score.num_top) == (1, 4, 2)
 
-    def test_one_row_that_samples_takes_all_rows_along(self) -> None:
+    def test_one_sampled_row_puts_all_rows_through_the_sampler(self) -> None:
         params = SamplingParams(temperature=0.75, top_k=7, top_p=0.5, min_p=0.25, presence_penalty=1.5, logprobs=0)
         found, matchers = self.compose(
             running([5, 6], 2, GREEDY), running([7, 8, 9], 3, params, outputs=[4, 4], seed=2**40 + 1)
@@ -304,7 +304,7 @@ class TestSample:
         assert found is not None
         assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), "the last has enough tokens"
 
-    def test_rules_are_told_once(self) -> None:
+    def test_rules_are_sent_once_when_a_request_begins(self) -> None:
         """An end token behind the vocabulary has no logit that could be suppressed."""
         params = SamplingParams(
             temperature=0,
@@ -324,7 +324,7 @@ class TestSample:
         assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bits of an allowed vocabulary are set once"
         assert begin(running([5], 1, SamplingParams(temperature=1)), VOCABULARY) is None
 
-    def test_masks_span_the_rows_that_follow_grammars(self) -> None:
+    def test_a_mask_spans_the_rows_that_follow_grammars(self) -> None:
         """From the first to the last of them; whoever is between is left alone."""
         grammar = SamplingParams(temperature=0, grammar=Grammar("regex", "x"))
         a, b, e = (Words().encode_plain(letter)[0] for letter in "abe")
@@ -345,7 +345,7 @@ class TestSample:
 
 
 class TestVision:
-    def test_images_share_a_pass_and_have_rows_one_after_the_other(self) -> None:
+    def test_images_share_a_pass_with_their_rows_one_after_the_other(self) -> None:
         rng = np.random.default_rng()
         composer = make_composer().vision
         assert composer is not None
@@ -368,7 +368,7 @@ class TestVision:
         assert (small.item, small.out_row, small.num_rows, small.size_hw) == (0, 24, 16, media[0].plan.size_hw)
         assert large.pixels is media[1].pixels and small.pixels is media[0].pixels, "nothing is copied"
 
-    def test_a_long_video_takes_several_passes_with_frames_of_their_own(self) -> None:
+    def test_a_long_video_is_divided_into_passes_between_frames(self) -> None:
         """Seven steps of two frames, six rows each: two steps fill a pass."""
         rng = np.random.default_rng()
         pixels = rng.integers(0, 256, (14, 9, 8, 3)).astype(np.uint8)
@@ -390,7 +390,7 @@ class TestVision:
         assert sorted(seen) == list(range(14))
         assert all(np.array_equal(frame, pixels[i]) for i, frame in seen.items())
 
-    def test_an_image_that_no_graph_holds_is_a_pass_without_one(self) -> None:
+    def test_an_image_too_large_for_any_graph_gets_a_pass_without_one(self) -> None:
         rng = np.random.default_rng()
         composer = make_composer().vision
         assert composer is not None
@@ -402,7 +402,7 @@ class TestVision:
 
 
 class TestStrictness:
-    def test_a_batch_that_no_graph_holds_is_refused_while_it_is_composed(self) -> None:
+    def test_strict_composing_refuses_a_batch_too_large_for_any_graph(self) -> None:
         rng = np.random.default_rng()
         owner = running(make_prompt([40], rng), sequence=1)
         plan = StepPlan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
@@ -411,7 +411,7 @@ class TestStrictness:
         with pytest.raises(GraphError, match=r"prefill batch of .*tokens=33 is not replayed.*--graphs-strict"):
             make_composer(strict=True).run(plan, {"r1": owner})
 
-    def test_an_executor_hears_nothing_of_it(self) -> None:
+    def test_a_refused_batch_never_reaches_the_executor(self) -> None:
         engine, executor = make_engine(make_composer(strict=True), max_tokens=64)
         rng = np.random.default_rng()
         engine.add("long", make_prompt([40], rng), SamplingParams(temperature=0, max_tokens=1))
@@ -483,7 +483,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
+def test_composing_any_plan_twice_gives_the_same_orders() -> None:
     """Many requests with images, chunked, preempted and sampled: nothing that composing does changes what it reads."""
     composer = Twice(make_composer())
     engine, executor = make_engine(composer)
@@ -505,7 +505,7 @@ def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
     assert steps == sorted(steps), "orders are given in the order of the plans"
 
 
-def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
+def test_a_failed_pass_fails_only_the_request_with_the_bad_image() -> None:
     """It is run again part by part; whose images are fine do not notice."""
     rng = np.random.default_rng()
     images = {name: make_image(1, 3, rng) for name in ("a", "bad", "c")}
@@ -531,7 +531,7 @@ def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
     assert found["bad"].detail == "no luck with this one"
 
 
-def test_a_part_that_cannot_be_composed_is_blamed_like_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_composed_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng()
     images = {name: make_image(1, 3, rng) for name in ("a", "bad")}
     composer = make_composer()

@@ -39,7 +39,7 @@ def vision(rows: int) -> Pass:
     return Pass("vision", decision, {"targets": np.zeros(rows)})
 
 
-def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
+def test_a_step_starts_when_the_previous_one_has_ended() -> None:
     rig = Rig()
     first = rig.log.add("language", [decode(3, 4)], ["a", "b", "c"], rig.now)
     rig.now = 10.1  # launched while the first runs
@@ -55,7 +55,7 @@ def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
     assert (shape.rows, shape.padded, shape.graph) == (3, 1, "decode/full requests=4 tokens=4")
 
 
-def test_images_come_before_their_step_and_are_told_in_order() -> None:
+def test_vision_passes_are_reported_in_order_before_their_step() -> None:
     rig = Rig()
     laps = [Lap(), Lap()]
     for lap in laps:
@@ -70,7 +70,7 @@ def test_images_come_before_their_step_and_are_told_in_order() -> None:
     assert (shape.graph, shape.reason) == ("", "it is larger than every bucket (units: 9 > 8)")
 
 
-def test_only_who_asked_is_counted() -> None:
+def test_passes_are_counted_only_for_requests_that_ask() -> None:
     rig = Rig()
     rig.log.count_for("a")
     for requests in (["a", "b"], ["b"], ["a"]):

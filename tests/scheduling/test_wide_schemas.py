@@ -37,6 +37,6 @@ def test_hundreds_of_optional_properties_can_be_written(tmp_path: Path, kind: di
         assert matcher.is_accepting() and not matcher.is_error()
 
 
-def test_more_are_refused_at_once() -> None:
+def test_too_many_properties_are_refused_at_once() -> None:
     with pytest.raises(RequestError, match="properties"):
         check_grammar(wide(MAX_PROPERTIES + 1, {"type": "string"}), param="response_format")
