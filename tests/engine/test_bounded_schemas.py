@@ -1,4 +1,4 @@
-"""Objects have the properties of their schema and no others, however the schema is put together, and answers end."""
+"""Objects have only the properties of their schema, however it is composed, and answers come to an end."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def accepts(schema: Any, value: Any, *, has_whitespace: bool = False) -> bool:
 
 
 def written(grammar: Grammar, random: Random, longest: int = 400) -> str | None:
-    """What a model with random weights writes, if it comes to an end."""
+    """The answer of a model with random weights, or None if it does not end."""
     matcher, mask = matcher_of(grammar), np.zeros(num_words(END + 1), np.int32)
     text = bytearray()
     while not matcher.is_stopped() and len(text) < longest:
@@ -127,7 +127,7 @@ def test_random_answers_are_compact_and_have_only_the_schemas_properties() -> No
         try:
             text = written(Grammar("json_schema", json.dumps(schema)), random)
         except RequestError:
-            with pytest.raises(RequestError):  # as it is written, too
+            with pytest.raises(RequestError):  # the original is refused as well
                 matcher_of(Grammar("lark", f"start: %json {json.dumps(schema)}"))
             continue
         if text is None:
@@ -204,7 +204,7 @@ def test_objects_are_closed_unless_the_schema_says_otherwise(case: str) -> None:
         assert accepts(schema, value), value
         assert jsonschema_rs.is_valid(schema, value)
     assert not [value for value in bad if accepts(schema, value)]
-    assert json.dumps(schema) == before, "the request's own schema does not change"
+    assert json.dumps(schema) == before, "the schema of the request is not modified"
 
 
 def test_an_ambiguous_oneof_is_refused_even_though_closing_its_branches_would_hide_it() -> None:
@@ -242,7 +242,7 @@ def test_whitespace_is_allowed_only_on_request() -> None:
     for text, is_spaced in (('{"a":1}', True), ('{"a": 1}', True), ('{\n  "a": 1\n}', True), ('{"a":  1}', False)):
         assert accepts(A, text, has_whitespace=True) is is_spaced
         assert accepts(A, text) is (text == '{"a":1}')
-    assert Grammar("json_object") != Grammar("json_object", has_whitespace=True), "compiled apart"
+    assert Grammar("json_object") != Grammar("json_object", has_whitespace=True), "they are compiled separately"
     first = Random().getrandbits(32)
     texts = {seed: written(Grammar("json_object"), Random(seed)) for seed in range(first, first + 20)}
     assert not {seed: text for seed, text in texts.items() if text and has_white_space(text)}

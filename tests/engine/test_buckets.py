@@ -1,4 +1,4 @@
-"""What a CPU captures is bounded in number and bytes, and every batch still has a graph."""
+"""A CPU captures few graphs of bounded size, and every batch still has one."""
 
 from typing import Any
 
@@ -35,8 +35,7 @@ def test_few_decode_buckets_include_the_smallest_and_the_largest(largest: int) -
 def test_an_engine_for_8192_rows_takes_little_memory_and_replays_everything(
     made: tiny.Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Attention over every request at its longest, which a recorded body would have to compute, holds 2 GiB for a graph
-    of so many rows."""
+    """A graph of 8192 rows would take 2 GiB: its recorded body computes attention over every request at its longest."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
     llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
     assert "a step on a CPU has at most 1024 rows, not 8192" in caplog.text

@@ -1,4 +1,4 @@
-"""The engine against transformers' generate: the same tokens whatever is switched on, and nothing left behind."""
+"""The engine against transformers' generate: the same tokens with any options, and nothing left behind."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 def make_prompts(made: tiny.Tiny, count: int, seed: int) -> dict[str, Prompt]:
-    """Prompts of many lengths; two begin alike, two are the same, and some have images where the family can see."""
+    """Prompts of many lengths. Two share a prefix, two are equal, and some have images if the family supports them."""
     rng = np.random.default_rng(seed)
     has_images = made.name in tiny.VISION
     prompts = [random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)]
@@ -47,8 +47,8 @@ def tokens(engine: Engine, prompts: dict[str, Prompt], params: SamplingParams = 
     return {name: answer.token_ids for name, answer in run(engine, prompts, params).items()}
 
 
-def has_something_to_improve(engine: Engine) -> bool:
-    """Asked through a function, as the answer changes."""
+def can_capture(engine: Engine) -> bool:
+    """A function, because mypy would take the property for constant."""
     return engine.idle.can_capture
 
 
@@ -71,7 +71,7 @@ def test_greedy_tokens_match_transformers_with_any_options(loaded: Load, family:
         engine = build(model, made.folder, options)
         assert tokens(engine, prompts) == expected, options
         if options.has_prefix_cache:
-            assert tokens(engine, prompts) == expected, f"found in the cache: {options}"
+            assert tokens(engine, prompts) == expected, f"from the prefix cache: {options}"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 17])
@@ -102,19 +102,19 @@ def test_a_prefix_is_found_again_with_its_images(loaded: Load) -> None:
     assert engine.scheduler.stats().prefix_hit_tokens > 0
     hits = engine.scheduler.stats().prefix_hit_tokens
     assert tokens(engine, {"c": other}) == {"c": oracle_tokens(made, other, 8)}
-    assert engine.scheduler.stats().prefix_hit_tokens == hits, "the same placeholder tokens, other pixels"
+    assert engine.scheduler.stats().prefix_hit_tokens == hits, "the placeholder tokens are equal, but not the pixels"
 
 
 def test_an_answer_is_reused_only_at_its_own_positions(loaded: Load) -> None:
-    """Outputs follow the last time step of a video, text in a prompt does not: in the prompt of the next turn an
-    answer lies elsewhere, and what was computed for it would be wrong."""
+    """Outputs get positions after a video's last time step, text in a prompt does not. So an answer has other positions
+    in the prompt of the next turn, where its cached rows would be wrong."""
     made, model = loaded("qwen2_5_vl")
     rng = np.random.default_rng(21)
     question, later = rng.integers(3, 99, 21).tolist(), rng.integers(3, 99, 5).tolist()
 
     def prompt(ids: list[int], steps: int) -> Prompt:
         positions = text_positions(len(ids))
-        positions[0, 4:8] += np.arange(4) * steps  # as of a video with four frames
+        positions[0, 4:8] += np.arange(4) * steps  # like a video with four frames
         return Prompt(np.asarray(ids, np.int32), positions, rope_delta(positions))
 
     params = replace(GREEDY, max_tokens=20, ignore_eos=True, logprobs=0)
@@ -141,7 +141,7 @@ def test_pixels_of_a_prompt_shared_by_two_requests_are_released(loaded: Load) ->
 
 
 def prompt_scores(answer: Any) -> dict[int, float]:
-    """Log-probabilities by the place of their token."""
+    """Log-probabilities by position of their token."""
     parts = [update.prompt_scores for update in answer.updates if update.prompt_scores is not None]
     return {part.start + i: float(score) for part in parts for i, score in enumerate(part.scores.chosen)}
 
@@ -156,7 +156,7 @@ class TestLogprobs:
         params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=2)
         options = Options(mode=mode, prefill_chunk=7, has_prefix_cache=True, strict=mode is not None)
         engine = build(model, made.folder, options)
-        for attempt in range(2):  # the second time the prefix cache is full
+        for attempt in range(2):  # the second time, the prompt is in the prefix cache
             answers = run(engine, prompts, params)
             for name, prompt in prompts.items():
                 self.check(made, prompt, answers[name], f"{name} attempt {attempt}")
@@ -186,7 +186,7 @@ class TestLogprobs:
     @pytest.mark.parametrize("chunk", [0, 7])
     @pytest.mark.parametrize("start", [0, 1, 2, 9, 17, 29, 30, 99])
     def test_prompt_scores_may_start_later(self, loaded: Load, chunk: int, start: int) -> None:
-        """Then they are what they are in a whole, and the prompt before them may come from the prefix cache."""
+        """They equal those of the whole prompt, and earlier rows may come from the prefix cache."""
         made, model = loaded("llama")
         prompt = text_prompt(np.random.default_rng(5).integers(10, 90, 30).tolist())
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -293,7 +293,7 @@ class TestSurvival:
         try:
             assert not any(98 in [*p.token_ids, *expected[name]] for name, p in prompts.items())
             model.decoder.embedding.weight.data[98] = float("nan")
-            # the head is tied: its row of NaN must not make every logit row bad
+            # the head is tied: its NaN row must not spoil every row of logits
             logits = model.decoder.logits
             monkeypatch.setattr(model.decoder, "logits", lambda hidden: _without_column(logits(hidden), hidden))
             engine = build(model, made.folder, Options())
@@ -327,7 +327,7 @@ class TestSurvival:
         assert all(answers[name].token_ids == expected[name] for name in names if name not in failed)
 
     def test_a_lost_device_ends_the_engine(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
+        """Failing every later request one by one would be no use: the engine must end, so that its watchers notice."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("an illegal memory access")))
@@ -344,14 +344,14 @@ class TestSurvival:
         made, model = loaded("qwen3_vl")
         both = frozenset({Tier.CAPACITY, Tier.EXACT})
         engine = build(model, made.folder, Options(mode=Mode.FULL, max_units=32, vision_tiers=both))
-        assert not has_something_to_improve(engine) and engine.idle.capture_next() is None
+        assert not can_capture(engine) and engine.idle.capture_next() is None
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
-        assert has_something_to_improve(engine)
+        assert can_capture(engine)
         monkeypatch.setattr(executor_of(engine), "capture_layout", _raise(torch.OutOfMemoryError("no memory")))
         assert isinstance(engine.idle.capture_next(), torch.OutOfMemoryError)
         assert tokens(engine, prompts) == expect(made, prompts)
-        assert not has_something_to_improve(engine), "it is not tried again"
+        assert not can_capture(engine), "the capture is not tried again"
 
     def test_a_replaced_weight_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("llama")
@@ -376,7 +376,7 @@ class TestSurvival:
     def test_an_interrupted_step_is_still_committed(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, num_steps: int
     ) -> None:
-        """Ctrl-C at any step, with a plan in flight or none, leaves no plan open for ever."""
+        """Ctrl-C at any step, with or without a plan in flight, leaves no plan uncommitted."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
@@ -415,7 +415,7 @@ class TestSurvival:
     def test_passes_of_a_partly_launched_step_end_before_it_is_committed(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
     ) -> None:
-        """They read pages of images that a later plan may give to others, whose passes run on a stream beside them."""
+        """They may still read pages of images that a later plan gives to other requests."""
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         log: list[str] = []
@@ -522,7 +522,7 @@ class TestSurvival:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         engine.scheduler.settings = replace(engine.scheduler.settings, max_queued_requests=3)
-        for i in range(5):  # two of them are about to run
+        for i in range(5):  # two of them start with the next step
             engine.add(f"r{i}", text_prompt([5, 6]), GREEDY)
         with pytest.raises(CapacityError) as refused:
             engine.add("r5", text_prompt([5, 6]), GREEDY)
@@ -538,7 +538,7 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 
 def _noted(log: list[str], word: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, written down before it is made."""
+    """The same call, logged before it is made."""
 
     def noted(*args: Any) -> Any:
         log.append(word)
@@ -562,7 +562,7 @@ class TestVisionTimes:
         assert found["seen"] is not None and found["text"] is not None
         assert 0 < found["seen"]["vision"] <= found["seen"]["prefill"] and "vision" not in found["text"]
         again = run(engine, {"again": prompts["seen"]}, GREEDY)["again"].updates[-1].timings
-        assert again is not None and "vision" not in again, "what is in the cache is not encoded"
+        assert again is not None and "vision" not in again, "cached images are not encoded again"
 
     def test_vision_times_of_several_steps_are_summed(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
@@ -571,7 +571,7 @@ class TestVisionTimes:
         [answer, fork] = run(engine, {"r": prompt}, replace(GREEDY, n=2)).values()
         timings, forked = answer.updates[-1].timings, fork.updates[-1].timings
         assert timings is not None and 0 < timings["vision"] <= timings["prefill"]
-        assert forked is not None and "vision" not in forked, "its images were its parent's"
+        assert forked is not None and "vision" not in forked, "its images were encoded for its parent"
 
     def test_an_aborted_request_reports_its_vision_time(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
@@ -602,7 +602,7 @@ class TestVisionTimes:
 
 
 class TestLap:
-    """On a device: events on the stream of the passes, which nobody waits for."""
+    """On a GPU: events on the stream of the passes, which the host never waits for."""
 
     def test_events_are_recorded_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         num_recorded = 0
@@ -631,7 +631,7 @@ class TestLap:
         assert lap.seconds() == 0.0125
 
     def test_a_lap_times_the_vision_pass_alone(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Language steps run on the same stream, before its beginning and after its end."""
+        """Language steps run on the same stream, before it begins and after it ends."""
         log: list[str] = []
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())

@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar: on a model with random weights, which would never do so by itself."""
+"""Outputs that follow a grammar, from a model with random weights, which would never do so by itself."""
 
 import json
 import re
@@ -43,7 +43,7 @@ OPTIONS = Options(max_model_len=200, num_blocks=200)
 
 
 class Words:
-    """A vocabulary of printable ASCII, a few longer tokens, halves of a character, and rows that mean nothing."""
+    """A vocabulary of printable ASCII, a few longer tokens, halves of a character, and ids without text."""
 
     special_ids = SPECIAL
 
@@ -140,7 +140,7 @@ def test_json_is_valid_and_other_requests_of_the_batch_are_unaffected(loaded: Lo
 
 @pytest.mark.parametrize("end", [40, 116], ids=["a letter", "two letters"])
 def test_an_end_token_is_never_text(end: int) -> None:
-    """Checkpoints name end tokens that no file marks special; taken for text, one would end an answer in a string."""
+    """Some checkpoints do not mark their end tokens as special. Taken for text, one would end an answer in a string."""
     compiler = GrammarCompiler(WORDS, 128, frozenset({end, EOS}))
     matcher = Matcher(compiler.compile(Grammar("json_schema", '{"type": "string"}')).result())
     row = np.full(128 // 32 + 1, -1, dtype=np.int32)
@@ -328,7 +328,7 @@ def test_compiled_grammars_are_cached_and_matchers_are_independent(loaded: Load)
 
 @contextmanager
 def occupied(compiler: GrammarCompiler) -> Iterator[None]:
-    """Nothing is compiled inside."""
+    """Keeps the compiler's thread busy, so that nothing is compiled inside."""
     started, release = Event(), Event()
 
     def occupy() -> None:
@@ -351,9 +351,9 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
         compiler.forget(Grammar("regex", "never asked for"), forgotten)
     assert kept.result(120) is not None and forgotten.cancelled()
     again = compiler.compile(Grammar("regex", "b"))
-    assert again.result(120) is not None, "it can be asked for again"
+    assert again.result(120) is not None, "it can be compiled later"
     compiler.forget(Grammar("regex", "b"), again)
-    assert compiler.compile(Grammar("regex", "b")).done(), "what was compiled is kept"
+    assert compiler.compile(Grammar("regex", "b")).done(), "compiled grammars are kept"
 
 
 def test_pending_grammars_are_never_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def test_pending_grammars_are_never_compiled_twice(monkeypatch: pytest.MonkeyPat
 
 
 def test_forgetting_an_evicted_grammar_keeps_a_newer_future_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own was compiled and evicted, while another waits for the same once more."""
+    """The forgotten future was compiled and evicted; another request waits for the same grammar."""
     monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 1)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     old = compiler.compile(Grammar("regex", "a"))
@@ -383,7 +383,7 @@ def test_forgetting_an_evicted_grammar_keeps_a_newer_future_of_it(monkeypatch: p
 
 
 class Commands:
-    """A socket with these commands, then none."""
+    """A socket that delivers these commands."""
 
     def __init__(self, commands: list[list[bytes]]) -> None:
         self._left = commands
@@ -426,7 +426,7 @@ def test_a_deadline_can_pass_while_a_grammar_is_compiled(loaded: Load) -> None:
 
 class TestMasks:
     def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
-        """Composed, and then obeyed."""
+        """Computes masks, applies them to logits, and returns the tokens that remain."""
         mask = Masks(120).compute(rows)
         state = SimpleNamespace(logits=torch.zeros(8, 120), edited=torch.ones(8, 120), sampling=sampling_for("cpu"))
         Logits(cast(Any, state), torch.zeros(0), num_turns=2).edit(8, (), mask, turn=1)
@@ -469,7 +469,7 @@ class TestMasks:
 
 
 class TestPlans:
-    """Which rows are planned: a pure matter of the scheduler."""
+    """Which rows the scheduler plans for requests with a grammar."""
 
     GRAMMAR = SamplingParams(grammar=Grammar("regex", "a+"), max_tokens=6, seed=0)
 
@@ -606,11 +606,11 @@ def test_a_bomb_ends_in_a_refusal_an_error_or_an_answer(loaded: Load, name: str)
         pass
     else:
         assert answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR)
-    assert is_whole(ask(engine, loaded, Grammar("regex", "ok"))), "the next request is not concerned"
+    assert is_whole(ask(engine, loaded, Grammar("regex", "ok"))), "the next request is not affected"
 
 
 def test_schemas_of_common_libraries_are_accepted() -> None:
-    """Shapes of schemas that common libraries produce."""
+    """Schemas of the form that pydantic and similar libraries produce."""
     address = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}}
     person = {
         "$defs": {"Address": address, "Kind": {"enum": ["a", "b"], "type": "string"}},
@@ -642,7 +642,7 @@ def test_only_grammars_of_known_kinds_are_accepted() -> None:
 
 @pytest.mark.parametrize("name", ["root", "other"])
 def test_ebnf_is_accepted_as_well_as_lark(loaded: Load, name: str) -> None:
-    """As clients of llama.cpp, vLLM and SGLang write it."""
+    """EBNF as clients of llama.cpp, vLLM and SGLang write it."""
     text = 'root ::= "a" digit{2} | list\nlist ::= "[" (digit ("," digit)*)? "]"\ndigit ::= [0-9] # one\n'
     if name == "other":
         text = text.replace("list", "my-List")

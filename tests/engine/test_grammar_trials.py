@@ -1,4 +1,4 @@
-"""Grammars that would never be compiled end in a process of their own, and others are compiled meanwhile."""
+"""Grammars that take forever to compile end in a separate process, and others are compiled meanwhile."""
 
 import os
 import signal
@@ -81,14 +81,14 @@ def refused(future: "Future[Any]") -> RequestError:
 
 
 def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: GrammarCompiler) -> None:
-    """Two of them would take minutes and gigabytes each; usual ones are compiled before any is refused."""
+    """Two of them would take minutes and gigabytes each. Ordinary ones are compiled before they are refused."""
     compiled(compiler, Grammar("regex", "warm"))
     before, num_killed = resident_bytes(), compiler.jobs.killed
     endless = [compiler.compile(Grammar("lark", f"{ENDLESS.text}\nB{i}: /x/")) for i in range(2)]
     wait_for(lambda: num_busy(compiler))
     for i in range(10):
         assert compiled(compiler, Grammar("regex", f"a{{{i + 1}}}")) is not None
-    assert not all(future.done() for future in endless), "usual ones do not wait for them"
+    assert not all(future.done() for future in endless), "ordinary ones do not wait for them"
     for future in endless:
         error = refused(future)
         assert error.status == 400 and "2 seconds of CPU time or 256 MiB" in str(error)
@@ -99,8 +99,8 @@ def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: Gra
 def test_slow_grammars_do_not_delay_others_however_many_there_are(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty of one caller take 20 seconds of CPU time, one after the other. One of another caller that may take long,
-    too, comes behind one or two of them."""
+    """Forty grammars of one caller take 20 seconds of CPU time in turn. A grammar of another caller that may also take
+    long waits for one or two of them."""
     monkeypatch.setattr(trials, "LIMITS", replace(trials.LIMITS, cpu_s=0.5))
     many = [Grammar("lark", f"{ENDLESS.text}\nC{i}: /x/") for i in range(40)]
     endless = [compiler.compile(grammar, "flood") for grammar in many]
@@ -128,7 +128,7 @@ def test_an_abandoned_trial_is_ended(compiler: GrammarCompiler) -> None:
     with pytest.raises(CancelledError):
         future.result(WAIT_S)
     wait_for(lambda: not num_busy(compiler) and set(pids(compiler)) != before)
-    assert compiler.compile(ENDLESS) is not future, "it can be asked for again"
+    assert compiler.compile(ENDLESS) is not future, "it can be compiled again"
     compiler.forget(ENDLESS, compiler.compile(ENDLESS))
 
 
@@ -147,8 +147,8 @@ def test_a_grammar_whose_trial_process_was_killed_can_be_tried_again(compiler: G
 
 
 def test_a_grammar_that_grows_while_it_is_followed_stays_within_bounds() -> None:
-    """Compiling it takes a millisecond; its states come with the tokens. CPU time and memory of every mask are bounded
-    by llguidance's fuel, and an error is the end of that output alone."""
+    """Compiling it takes a millisecond; its states unfold with the tokens. llguidance's fuel bounds CPU time and memory
+    of every mask, and an error ends only that output."""
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     grammar = Grammar("lark", 'start: "a" A\nA: ~/.*a.{12}.*/ & ~/.*b.{12}.*/')
     state, random, before = compiled(compiler, grammar), Random(0), resident_bytes()

@@ -1,4 +1,4 @@
-"""Which buckets the language passes get."""
+"""Buckets of the language passes."""
 
 from itertools import pairwise
 

@@ -65,10 +65,10 @@ def test_a_prompt_is_text_or_token_ids(llm: LLM, made: tiny.Tiny) -> None:
 
 
 def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
-    """Passes are timed at the start, and prompts come in pieces while others are answered."""
+    """Passes are timed at start-up, and prompts are computed in chunks while others are answered."""
     prompts = [[5 + i % 90 for i in range(start, start + 120)] for start in range(6)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
-    assert llm.engine.scheduler.pace is None, "steps on a CPU have no limit that nobody asked for"
+    assert llm.engine.scheduler.pace is None, "by default, steps on a CPU have no limit"
     with LLM(made.folder, **SETTINGS, max_step_ms=0.01) as paced:
         scheduler = paced.engine.scheduler
         assert scheduler.pace is not None and scheduler.pace.vision is not None
@@ -92,13 +92,13 @@ def test_answers_come_in_the_order_of_the_prompts(
     together = llm.generate(prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in together] == expected * 3
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", ""), "a bar is for terminals"
+    assert (told.out, told.err) == ("", ""), "the progress bar is only for terminals"
 
 
 def test_a_terminal_gets_a_bar_beside_the_output(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe it is a terminal
     llm.generate(["The quick", "What"], GREEDY)
     told = capsys.readouterr()
     assert "2/2" in told.err and told.out == ""
@@ -172,7 +172,7 @@ def test_image_files_may_be_given_as_strings(llm: LLM, made: tiny.Tiny, picture:
         [answer] = llm.chat(talk, GREEDY, progress=False)
         shown: list[Any] = [{"role": "user", "content": [{"type": "image", "image": picture}, text]}]
         assert answer.outputs[0].token_ids == oracle_tokens(made, llm.processor.chat(shown), 6)
-        assert isinstance(talk[0]["content"], list) and talk[0]["content"][0] is part, "messages stay as they were"
+        assert isinstance(talk[0]["content"], list) and talk[0]["content"][0] is part, "messages are not modified"
     raw = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": str(path)}}
     given = {"prompt": raw["prompt"], "multi_modal_data": {"image": picture}}
     outputs = [output.outputs[0].token_ids for output in llm.generate([raw, given], GREEDY, progress=False)]
@@ -289,7 +289,7 @@ def test_frequent_layouts_get_their_own_graphs_after_a_call(made: tiny.Tiny, pic
         assert vision is not None
         before = len(vision.catalogue.exact.graphs)
         for shade in range(4):
-            own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
+            own = Image.new("RGB", (24, 30), (shade, 0, 0))  # a new image of the same layout, so that it is not cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
         assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.idle.can_capture
         replayed = vision.stats.replays.total()
@@ -314,7 +314,7 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
     monkeypatch.setattr(vision.catalogue.exact, "next_pending", lambda: layout)
     monkeypatch.setattr(llm.executor, "capture_layout", fail)
     assert llm.generate("fine", GREEDY, progress=False)[0].finished
-    assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, whatever is left to do"
+    assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, however much could still be captured"
     assert "no memory" in caplog.text
 
 
@@ -360,7 +360,7 @@ def test_a_stop_string_is_ignored_before_min_tokens(llm: LLM) -> None:
     [answer] = llm.generate("The quick brown fox", patient, progress=False)
     output = answer.outputs[0]
     first = llm.processor.tokenizer.detokenizer(is_continued=True).push_all(output.token_ids)
-    assert len(output.token_ids) == 5 and text.startswith(first), "what was asked for, and nothing more"
+    assert len(output.token_ids) == 5 and text.startswith(first), "the text ends at min_tokens"
     assert (output.text, output.finish_reason, output.stop_reason) == (first, "stop", text[0])
 
 
@@ -376,7 +376,7 @@ def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: ti
     with LLM(made.folder, **SETTINGS, enforce_eager=True) as llm:
         few = num_opcodes(lambda: llm.generate(["The quick"] * 60, params), *modules)
         many = num_opcodes(lambda: llm.generate(["The quick"] * 240, params), *modules)
-    assert few > 60 * 100, "it was counted"
+    assert few > 60 * 100, "instructions were counted"
     assert many < 1.3 * 4 * few
 
 
@@ -405,7 +405,7 @@ def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
 
 
 def test_max_model_len_may_be_below_max_num_batched_tokens(made: tiny.Tiny) -> None:
-    """`--max-model-len` below `--max-num-batched-tokens`: a step holds several prompts, no prompt fills it."""
+    """A step holds several prompts, but no prompt fills it."""
     sizes = {"max_model_len": 32, "max_num_batched_tokens": 128, "max_num_seqs": 4, "encoder_budget_tokens": 16}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     answers = []
@@ -417,7 +417,7 @@ def test_max_model_len_may_be_below_max_num_batched_tokens(made: tiny.Tiny) -> N
 
 
 def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
-    """The scores are those beside an answer, and no token is made for them."""
+    """The scores are the same as with an answer, and no token is generated."""
     prompt = "The quick brown fox jumps over the lazy dog " * 4  # more than one step
     params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2)
     replays = [phase.snapshot() for phase in (llm.executor.decode, llm.executor.head)]

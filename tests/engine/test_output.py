@@ -1,4 +1,4 @@
-"""Text of an output as it streams: stop strings are found wherever pieces are cut, and nothing else waits for them."""
+"""Streamed text: stop strings are found across pieces, and no other text is held back."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_stream_ends_at_a_stop_string_and_holds_back_no_more_text_than_needed(
             return
         held = whole.removeprefix(shown)
         assert met is None and whole.startswith(shown)
-        assert not held or any(stop.startswith(held) for stop in stops), "this can begin no stop string"
+        assert not held or any(stop.startswith(held) for stop in stops), "no stop string begins like this"
     assert not any(stop in whole for stop in stops)
 
 

@@ -1,4 +1,4 @@
-"""Packing: every part in one pass, every pass in a bucket, and little more padding than the best packing has."""
+"""Packing: every part is in one pass, every pass fits a bucket, and padding is near the optimum."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ def serving_bins(max_units: int = 8192) -> Bins:
 
 
 def images(rng: np.random.Generator, count: int) -> list[MediaPart]:
-    """Sides drawn uniformly from 224 to 1280 pixels, patches of 16, merged two by two."""
+    """Images with sides of 224 to 1280 pixels, drawn uniformly, in patches of 16 merged two by two."""
     sides = np.maximum(np.rint(rng.integers(224, 1281, (count, 2)) / 32), 1).astype(int)
     return [MediaPart(i, 0, 1, int(h * w)) for i, (h, w) in enumerate(sides)]
 
@@ -36,7 +36,7 @@ def check(parts: Sequence[MediaPart], passes: Passes, bins: Bins) -> None:
 
 
 def partitions(items: list[MediaPart]) -> Iterator[Passes]:
-    """Every way to divide items into passes."""
+    """All ways to divide items into passes."""
     if not items:
         yield []
         return
@@ -68,7 +68,7 @@ def test_single_images_are_padded_by_a_few_percent() -> None:
 
 
 def test_few_buckets_are_enough() -> None:
-    """Each costs about 40 ms to capture."""
+    """Capturing one takes about 40 ms."""
     assert len(vision_buckets(8192)) <= 54
     assert vision_buckets(8192)[-1] == 8192
     assert all(low < high for low, high in zip(vision_buckets(8192), vision_buckets(8192)[1:], strict=False))

@@ -1,4 +1,4 @@
-"""Sampling parameters: what is allowed, and how refusals read."""
+"""Sampling parameters: allowed values, and the texts of refusals."""
 
 import math
 from typing import Any

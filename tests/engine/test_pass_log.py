@@ -1,4 +1,4 @@
-"""The log of passes agrees with the counters of the phases, and requests that want it get a count of their own."""
+"""The pass log agrees with the counters of the phases, and requests that ask get their own pass counts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_a_request_that_asks_gets_its_own_pass_counts(loaded: Load) -> None:
     assert sum(one.passes for one in by_phase["vision"]) == 1
     steps = sum(one.passes for name in ("prefill", "decode") for one in by_phase[name])
     assert COUNTED.max_tokens is not None and steps >= COUNTED.max_tokens
-    assert steps < 30, "those of the other request are not in it"
+    assert steps < 30, "passes of the other request do not count"
     assert all(one.graph and not one.reason for one in counts)
     assert answer.updates[-1].timings is not None
 

@@ -1,4 +1,4 @@
-"""Vectors of prompts: those of transformers, whatever else the engine does."""
+"""Vectors of prompts match transformers, whatever else the engine does."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def make_prompts(made: tiny.Tiny, count: int = 5) -> dict[str, Prompt]:
 
 
 def asked(prompts: dict[str, Prompt]) -> tuple[dict[str, Prompt], dict[str, SamplingParams]]:
-    """Every prompt in every way, and answers in between."""
+    """Every prompt with every pooling, and with an answer."""
     ways = pooled_params(TOKENS) | {"answer": ANSWER}
     names = [(name, way) for name in prompts for way in ways]
     return {f"{n} {w}": prompts[n] for n, w in names}, {f"{n} {w}": ways[w] for n, w in names}
@@ -94,7 +94,7 @@ def test_cached_rows_serve_last_rows_and_logits_but_not_means(loaded: Load) -> N
 
 
 def test_the_mean_of_a_preempted_request_counts_every_row_once(loaded: Load) -> None:
-    """While an answer grows, blocks run out, and a request whose prompt takes many steps begins again."""
+    """A growing answer uses up the blocks, so a request in the middle of its long prompt starts again."""
     made, model = loaded("llama")
     engine = build(model, made.folder, Options(prefill_chunk=4, num_blocks=11, max_num_seqs=3, max_tokens=12))
     rng = np.random.default_rng()
@@ -121,9 +121,7 @@ def test_padding_never_gets_into_a_vector(loaded: Load, mode: Mode | None, monke
 
     monkeypatch.setattr(executor._pooling, "sum_rows", poisoned)
     rng = np.random.default_rng()
-    prompts = {
-        f"p{i}": random_prompt(made, rng, num_images=i, length=9) for i in range(3)
-    }  # fewer rows than a pass has
+    prompts = {f"p{i}": random_prompt(made, rng, num_images=i, length=9) for i in range(3)}  # less than a full pass
     for pooling in ("last", "mean"):
         found = run(engine, prompts, SamplingParams(max_tokens=0, pooling=pooling))
         for name, prompt in prompts.items():
@@ -186,7 +184,7 @@ def test_tokens_outside_the_vocabulary_are_refused(loaded: Load) -> None:
 
 
 def test_many_rows_are_computed_in_slices(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Borders of slices inside a request's rows and between requests."""
+    """Slices end inside a request's rows and between requests."""
     monkeypatch.setattr("saccade.execution.pooled_rows.MAX_POOLED_ROWS", 4)
     made, model = loaded("llama")
     assert_right(made, make_prompts(made), build(model, made.folder, Options()))

@@ -1,4 +1,4 @@
-"""The engine in its own process: the same answers as in this one, and no request is ever left waiting."""
+"""The engine in its own process: the same answers as in this one, and no request is left without an end."""
 
 import ast
 import asyncio
@@ -40,7 +40,7 @@ from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
 T = TypeVar("T")
-BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine does
+BOUND_S = 300.0  # a longer wait is a hang, even on a busy machine
 SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=2048, encoder_cache_tokens=512, graphs="vision=off,prefill=off"
 )
@@ -58,7 +58,7 @@ ENDLESS = replace(GREEDY, max_tokens=None)
 
 @dataclass(frozen=True)
 class Shared:
-    """One engine and its event loop for the tests that leave it well."""
+    """One engine and its event loop, for tests that leave it healthy."""
 
     engine: AsyncEngine
     loop: asyncio.Runner
@@ -89,7 +89,7 @@ def _all_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 async def idle(engine: AsyncEngine) -> None:
-    """Returns when nothing runs and nothing is held."""
+    """Waits until nothing runs and nothing is held."""
     while True:
         stats = (await engine.stats()).scheduler
         if not (stats.waiting or stats.running or stats.kv_usage or stats.encoder_usage):
@@ -112,10 +112,10 @@ def text(deltas: list[Delta], index: int = 0) -> str:
 
 
 def ends(deltas: list[Delta]) -> dict[int, str]:
-    """How each output ended; the last delta of each must be its only one with a reason."""
+    """How each output ended. Only its last delta may have a finish reason."""
     found = {}
     for delta in deltas:
-        assert delta.index not in found, "news behind the end"
+        assert delta.index not in found, "a delta after the finish"
         if delta.finish_reason is not None:
             found[delta.index] = delta.finish_reason
     return found
@@ -127,8 +127,7 @@ def in_process(folder: Path, prompts: dict[str, Prompt], params: SamplingParams)
 
 
 def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    """The same tokens with the same ranks; log-probabilities of engines whose passes have other shapes may be rounded
-    otherwise."""
+    """The same tokens with the same ranks. Log-probabilities may differ by rounding if passes have different shapes."""
     assert [{token: score.rank for token, score in entry.items()} for entry in found] == [
         {token: score.rank for token, score in entry.items()} for entry in expected
     ]
@@ -137,7 +136,7 @@ def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """A zombie that nobody has fetched yet is gone too."""
+    """Whether a process has ended, even if it is still a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -293,7 +292,7 @@ def test_a_request_that_loses_its_listener_is_aborted_and_freed(made: tiny.Tiny,
         await kept.aclose()
         async for _ in shared.engine.generate("left", prompts[1], ENDLESS):
             break
-        while shared.engine._by_id:  # the event loop closes a generator that was left
+        while shared.engine._by_id:  # the event loop closes an abandoned generator
             await asyncio.sleep(0)
         stats = (await shared.engine.stats()).scheduler
         assert (stats.running, stats.waiting) == (0, 0)
@@ -329,7 +328,7 @@ def test_stats_have_every_phase(shared: Shared) -> None:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[child.Child, int]]:
-    """Every worker that is started, and the mode of its folder of sockets."""
+    """Every started worker with the mode of its socket folder."""
     found: list[tuple[child.Child, int]] = []
 
     def watched(started: Spare | None = None) -> child.Child:
@@ -387,7 +386,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
             await anext(endless := engine.generate("endless", text_prompt([7, 8]), replace(ENDLESS, n=20)))
             while said[-1].num_output_tokens < 8:
                 said.append(await anext(short))
-            closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # two tokens take less, 20 times 398 more
+            closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # enough for two tokens, but not for 20 times 398
             await asyncio.sleep(0)
             with pytest.raises(EngineDeadError, match="being closed"):
                 await collect(engine, "late", text_prompt([5]))
@@ -480,7 +479,7 @@ def test_a_worker_ends_with_its_parent_and_leaves_nothing_behind(made: tiny.Tiny
 
 
 def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
-    """Where the kernel does not tell it, a worker learns from its input that it is alone."""
+    """If the kernel does not report its parent's death, a worker learns of it from its standard input."""
     with subprocess.Popen([sys.executable, "-P", "-m", spare.WORKER, str(tmp_path)], stdin=subprocess.PIPE) as started:
         try:
             assert started.stdin is not None
@@ -505,7 +504,7 @@ def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     head, arrays = messages.pack_prompt(sent)
     assert arrays[3] is video.pixels
     add = messages.Add(7, head, SamplingParams(logit_bias={3: -1.5}, stop="x"), Turn(1, "t", 0.5), 2.5, "salt")
-    # Frames that begin at odd bytes, as sockets deliver them.
+    # Frames at odd addresses, as sockets deliver them.
     frames = [memoryview(b"." + array.tobytes())[1:] for array in arrays]
     received = messages.decode_command(messages.encode(add))
     found = messages.unpack_prompt(received.prompt, frames)

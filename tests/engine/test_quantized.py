@@ -1,4 +1,4 @@
-"""Weights in FP8 through the engine: graphs are what eager runs are, and scales are watched like weights."""
+"""FP8 weights in the engine: graphs match eager runs, and scales are watched like weights."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one. `test_scheduler_machine` has them all at once."""
+"""The rules of the scheduler, one by one. `test_scheduler_machine` tests them all at once."""
 
 import random
 from collections import Counter
@@ -45,7 +45,7 @@ def text(length: int, first: int = 10) -> list[int]:
 
 
 def pace(max_step_s: float, min_prompt_rows: int = 2) -> Pace:
-    """A row takes 10 ms, an image row 5."""
+    """A pace where a row takes 10 ms and an image row 5."""
     times = Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.005), (100, 0.5)))
     return Pace(*times, max_step_s, min_prompt_rows=min_prompt_rows)
 
@@ -55,7 +55,7 @@ class TestPace:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
         loop.scheduler.pace = pace(0.0601)
         loop.add(make_request("a", text(12), params=outputs(9)))
-        assert rows(loop.step()) == [("a", 0, 12)], "nobody waits for this step"
+        assert rows(loop.step()) == [("a", 0, 12)], "a step without outputs has no limit"
         loop.add(make_request("b", text(14, 11), params=outputs(2)))
         loop.add(make_request("c", text(3, 12), params=outputs(2)))
         assert rows(loop.step()) == [("a", 12, 1), ("b", 0, 5)]
@@ -72,7 +72,7 @@ class TestPace:
         assert [rows(loop.step())[1:] for _ in range(3)] == [[("b", 0, 2)], [("b", 2, 2)], [("b", 4, 1)]]
 
     def test_fewer_images_are_encoded_in_steps_with_outputs(self) -> None:
-        """A step has time for 11 rows beside an output, or for fewer after an image: 2 image rows are a row."""
+        """A step has time for an output and 11 rows. Two image rows take as long as a row."""
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -83,9 +83,9 @@ class TestPace:
         plans = [loop.step() for _ in range(3)]
         assert [[item.request_id for item in plan.encode] for plan in plans] == [["x"], ["y"], ["z"]]
         assert [rows(plan)[1:] for plan in plans] == [
-            [("x", 0, 5), ("y", 0, 1), ("z", 0, 1)],  # rows of y and z would fit, but not their encoding
-            [("y", 1, 6)],  # its encoding takes the time of 5 rows
-            [("y", 7, 4), ("z", 1, 1)],  # the encoding of z takes that of 6
+            [("x", 0, 5), ("y", 0, 1), ("z", 0, 1)],  # there is time for rows of y and z, but not to encode them
+            [("y", 1, 6)],  # encoding y takes the time of 5 rows
+            [("y", 7, 4), ("z", 1, 1)],  # encoding z takes the time of 6 rows
         ]
 
     def test_an_image_longer_than_a_step_is_encoded_at_the_start_of_one(self) -> None:
@@ -100,7 +100,7 @@ class TestPace:
         assert [rows(plan)[1:] for plan in plans] == [[("b", 0, 3)], [("b", 3, 5)], [("b", 8, 5)], [("b", 13, 5)]]
 
     def test_an_image_after_the_end_of_a_chunk_is_not_encoded_yet(self) -> None:
-        """After the first image there is no time for the rows up to the second."""
+        """Encoding the first image leaves no time for the rows up to the second."""
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -237,7 +237,7 @@ class TestLimits:
     def test_the_queue_is_limited_by_requests(self) -> None:
         limits = replace(LIMITS, max_num_seqs=2, max_queued_requests=3, retry_after_s=2.5)
         scheduler = make_loop(limits).scheduler
-        for name in "abcd":  # two of them start with the next step
+        for name in "abcd":  # the next step starts two of them
             scheduler.add(make_request(name, text(4)))
         with pytest.raises(CapacityError, match=r"4 requests wait; the limit is 3 \(--max-queued-requests\)") as caught:
             scheduler.add(make_request("e", text(4), params=outputs(1, n=2)))
@@ -365,7 +365,7 @@ class TestPrefixCache:
         loop.drain()
         turn = text(6) + loop.outputs("a")
         loop.add(make_request("b", [*turn, 1, 2], params=outputs(1)))
-        # The last output was never computed: 13 of 14 tokens are in the cache, 12 of them in full blocks.
+        # The row of the last output was never computed: 13 of 14 rows are in the cache, 12 of them in full blocks.
         assert rows(loop.step()) == [("b", 12, 4)]
 
     @pytest.mark.parametrize("salt", [None, "", "other"])
@@ -400,7 +400,7 @@ class TestPrefixCache:
         assert not plan.chunks[0].wants_all_logits
 
     def test_rows_in_flight_are_not_shared(self) -> None:
-        """A step that is in flight has written its rows, but nobody may share them yet."""
+        """A step in flight may have written its rows, but they cannot be shared yet."""
         loop = make_loop()
         loop.add(make_request("a", text(12), params=outputs(9)))
         loop.launch()
@@ -474,7 +474,7 @@ class TestImages:
         loop.check_ended()
 
     def test_two_prompts_of_many_images_do_not_deadlock(self) -> None:
-        """Room for two images, two requests of four each, chunks that end inside them."""
+        """There is room for two images. Two requests have four each, and chunks end inside them."""
         loop = make_loop(
             replace(LIMITS, prefill_chunk_tokens=5, max_num_batched_tokens=10), encoder_rows=20, page_rows=4
         )
@@ -493,7 +493,7 @@ class TestImages:
         assert loop.launch().chunks[1].is_pending_input
         loop.land()
         assert loop.requests["b"].status is Status.PREEMPTED
-        assert not loop.launch().chunks, "b has rows in flight that will be ignored"
+        assert not loop.launch().chunks, "b still has rows in flight, which will be ignored"
         loop.land()
         assert [item.request_id for item in loop.step().encode] == ["b"]
         loop.drain()
@@ -524,7 +524,7 @@ class TestPreemption:
         loop.add(make_request("a", text(8), params=ENDLESS))
         loop.drain()
         assert loop.finish_reason("a") == "error"
-        assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens, and the fifth output needs none
+        assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens; the fifth output is sampled without one
         message = "the request needs room for 13 tokens; the KV cache has room for 12 (--gpu-memory-utilization)"
         assert loop.events["a"][-1].finish == Finish(FinishReason.ERROR, message)
 
@@ -538,7 +538,7 @@ class TestPreemption:
         assert loop.finish_reason("a") == "error"
 
     def test_blocks_in_flight_are_not_reused_before_the_commit(self) -> None:
-        """Plan k + 1 needs a block and preempts somebody whose rows are in plan k: the block comes with its commit."""
+        """Plan k + 1 preempts a request whose rows are in plan k, so its blocks are free only after that commit."""
         loop = make_loop(num_blocks=5, has_prefix=False)
         for name in "ab":
             loop.add(make_request(name, text(4, ord(name)), params=outputs(9)))
@@ -591,8 +591,8 @@ class TestPreemption:
 
     @pytest.mark.parametrize("is_pipelined", [False, True])
     def test_the_number_of_steps_is_bounded(self, is_pipelined: bool) -> None:
-        """Whoever is first in order is never preempted and moves in every step (every second one, when a step is
-        planned before its blocks are back), so all together take no longer than one after the other."""
+        """The first request in order is never preempted and makes progress in every step (in every second one, if a
+        step is planned before blocks are freed). So all requests take no longer than one after the other."""
         rng = random.Random(5)
         num_preemptions = 0
         for _ in range(10):
@@ -608,7 +608,7 @@ class TestPreemption:
         assert num_preemptions > 10
 
     def test_a_request_that_waits_for_budget_is_not_overtaken(self) -> None:
-        """22 rows in one piece, a budget of 24, and three outputs in each step: one of them must end first."""
+        """22 rows in one piece, a budget of 24, three outputs in each step: one of them must end first."""
         loop = make_loop(replace(LIMITS, max_num_seqs=5, max_num_batched_tokens=24))
         for name in "abc":
             loop.add(make_request(name, text(4, ord(name)), params=outputs(8 + ord(name) % 3)))
@@ -624,7 +624,7 @@ class TestPreemption:
         loop.check_ended()
 
     def test_a_stream_of_new_requests_starves_nobody(self) -> None:
-        """A large whole image waits for budget, a long prompt for blocks, while short requests never stop coming."""
+        """A large undivided image waits for budget and a long prompt for blocks, while short requests keep coming."""
         loop = make_loop(replace(LIMITS, max_num_seqs=4, max_num_batched_tokens=24), num_blocks=30)
         span = image(2, 22, is_whole=True)
         for step in range(200):
@@ -770,7 +770,7 @@ class TestForks:
 
 
 def test_a_storm_of_aborts_leaves_nothing_in_use() -> None:
-    """1,000 requests aborted while they wait, run, are preempted, and have rows in no, one or two plans."""
+    """1,000 requests are aborted while they wait, run or are preempted, with rows in no, one or two plans."""
     rng = random.Random(11)
     limits = replace(LIMITS, max_num_seqs=16, max_num_batched_tokens=48, prefill_chunk_tokens=9)
     loop = make_loop(limits, num_blocks=60, encoder_rows=64)
@@ -815,7 +815,7 @@ def storm_request(name: str, rng: random.Random) -> Request:
 
 
 def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_starts_again() -> None:
-    """Preempted between launch and commit, it holds the rows no more; the token made of them is not kept."""
+    """Preempted between launch and commit, it no longer holds the rows. The token sampled from them is dropped."""
     met = 0
     for num_blocks in range(9, 14):
         for num_steps in range(6):
@@ -837,7 +837,7 @@ def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_starts_again() -> 
             met += 1
             loop.land()
             assert loop.requests["b"].output_ids == []
-    assert met, "the case does not come up any more: choose other sizes"
+    assert met, "no case was found; choose other sizes"
 
 
 def test_statistics() -> None:

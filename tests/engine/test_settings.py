@@ -1,4 +1,4 @@
-"""Limits that are left to the machine, and settings of a checkpoint that must agree with its model."""
+"""Limits that default to the machine's, and settings of a checkpoint that must agree with its model."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_steps_on_a_cpu_are_limited_to_a_useful_number_of_rows() -> None:
         asked, max_num_batched_tokens=1024, max_model_len=4096, encoder_budget_tokens=512
     )
     many = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=3000)
-    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "a row for each"
+    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "every request needs a row"
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "encoder_budget_tokens"])

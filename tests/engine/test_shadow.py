@@ -1,4 +1,4 @@
-"""Shadow checks: a wrong graph is found while requests are served, a right one never is, and no answer changes."""
+"""Shadow checks find wrong graphs in service, never blame a correct one, and change no answer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def shadowed(
 
 
 def requests(made: tiny.Tiny, count: int, seed: int) -> tuple[dict[str, Prompt], dict[str, SamplingParams]]:
-    """Of many lengths, some with images where the family can see, with parameters of every kind."""
+    """Requests of many lengths and with all kinds of parameters, some with images if the family supports them."""
     rng = np.random.default_rng(seed)
     has_images = made.name in tiny.VISION
     prompts = {f"{seed}-{i}": random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)}
@@ -76,7 +76,7 @@ def check_all(engine: Engine) -> list[Mismatch]:
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    """Of all phases together."""
+    """Check results, summed over all phases."""
     total: dict[str, int] = {}
     for phase in engine.phase_snapshots().values():
         for result, times in phase["shadow"].items():
@@ -94,12 +94,12 @@ def runner_of(engine: Engine, phase: str) -> GraphRunner:
 
 
 def poison(graph: CapturedGraph, spoil: Any) -> None:
-    """From now on a replay of this graph does something wrong at its end."""
+    """Makes replays of this graph do something wrong at the end."""
     graph.steps = (*graph.steps, spoil)
 
 
 def poison_outputs(runner: GraphRunner) -> None:
-    """All graphs of a phase put out something wrong by one unit in one value."""
+    """Makes all graphs of a phase change one output value, as little as possible."""
     name = {"vision": "rows", "prefill": "trunk"}.get(runner.phase.name, "next_ids")
     for graph in runner.graphs:
         poison(graph, partial(_spoil, graph.frame[name].view(-1)[:1]))
@@ -142,7 +142,7 @@ def test_checks_of_correct_graphs_find_nothing(loaded: Load, family: str, mode: 
 
 
 def test_a_check_restores_what_padded_rows_read(loaded: Load) -> None:
-    """Experts compute padded rows beside the others, whose last bits then depend on them."""
+    """Experts compute padded rows together with real ones, whose last bits then depend on the padding."""
     made, _ = loaded("qwen3_moe")
     for seed in (200, 300, 700):
         engine = shadowed(loaded("qwen3_moe"))
@@ -153,7 +153,7 @@ def test_a_check_restores_what_padded_rows_read(loaded: Load) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
 def test_checks_change_no_answer(loaded: Load, family: str) -> None:
-    """Twenty requests in waves that find prefixes and images of earlier ones, with checks between the waves."""
+    """Twenty requests in waves that reuse prefixes and images of earlier ones, with checks between the waves."""
     made, model = loaded(family)
     plain, watched = build(model, made.folder, SIZES), shadowed(loaded(family))
     for seed in (1, 2, 1, 3):
@@ -178,7 +178,7 @@ def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Lo
         run(engine, *requests(made, 5, seed))
         found += check_all(engine)
     assert found and {mismatch.key.phase for mismatch in found} == {phase}
-    assert len({mismatch.key for mismatch in found}) == len(found), "a graph is found wrong once"
+    assert len({mismatch.key for mismatch in found}) == len(found), "each graph is found wrong only once"
     snapshot = engine.phase_snapshots()[phase]
     assert snapshot["shadow"]["different"] == len(found)
     assert snapshot["fallbacks"]["out_of_service"] > 0
@@ -191,7 +191,7 @@ def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Lo
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]
     assert str(first.key) in str(first) and first.digest in str(first) and str(first.path) in str(first)
-    assert str(first.path) not in first.reason, "paths are for the log"
+    assert str(first.path) not in first.reason, "the path is only for the log"
     assert len(list(tmp_path.iterdir())) == min(len(found), MAX_FILES)
     for graph in runner.graphs:
         runner.catalogue.retire(graph.key, "all of them, for the comparison")
@@ -200,7 +200,7 @@ def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Lo
 
 
 def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tensor, Tensor]:
-    """A tensor that a pass writes to besides its outputs, and which of its rows."""
+    """A tensor that a pass writes to besides its outputs, and the row to spoil."""
     state = executor_of(engine).state
     if place == "rows of the cache":
         assert state.vision_rows is not None
@@ -242,7 +242,7 @@ def test_cached_results_of_a_wrong_graph_are_not_reused(loaded: Load) -> None:
 
 
 def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
-    """Not even where another image has taken the place of the one that is encoded again."""
+    """Not even where another image has replaced the one that is encoded again."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     shadow = shadow_of(engine)
@@ -278,7 +278,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
         asked = iter([False] * patience + [True])
         before = counts(engine).get("interrupted", 0)
         assert engine.idle.check(partial(next, asked)) is None
-        has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
+        has_stopped = next(asked, None) is None  # after True it is not called again
         assert counts(engine).get("interrupted", 0) - before == has_stopped
     assert counts(engine)["interrupted"] > 0
     assert check_all(engine) == []
@@ -287,7 +287,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_an_interrupted_check_of_a_wrong_graph_makes_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
-    """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
+    """The check has replaced wrong keys, which later replays had read, by correct ones, and may never be finished."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     keys = executor_of(engine).state.caches[0][0].flatten(0, 1)
@@ -313,7 +313,7 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
 
 
 def test_a_record_is_intact_until_a_slot_it_read_is_overwritten(loaded: Load) -> None:
-    """By whole blocks and by slots it is the same as by every single slot."""
+    """Checking whole blocks first gives the same verdict as checking every slot."""
     shadow = shadow_of(shadowed(loaded("llama")))
     rng = np.random.default_rng(0)
     verdicts = []
@@ -344,7 +344,7 @@ def test_records_too_large_for_the_slab_are_counted_and_memory_stays_flat(loaded
 
 
 def test_a_checked_record_holds_no_extra_memory(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs know their records for long; what a check copied out of the caches is new memory."""
+    """Slabs keep references to their records for a long time, so a record must drop what a check copied for it."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     shadow = shadow_of(engine)
@@ -388,7 +388,7 @@ def test_the_share_of_checked_replays_is_kept_and_rare_graphs_get_their_turn(loa
     chosen = [keys[0] if rng.random() < 0.95 else keys[int(rng.integers(1, 20))] for _ in range(20000)]
     taken = [key for key in chosen if shadow.wants(key)]
     assert 300 < len(taken) < 500
-    assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "more often than they come"
+    assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "they are checked more often than they occur"
 
 
 def test_a_mismatch_file_has_everything_needed_to_replay_it(loaded: Load, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images over ranks that each hold the whole vision tower: who encodes what, and where the rows of all go."""
+"""Ranks that each hold the whole vision tower: which rank encodes which images, and where their rows go."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -63,8 +63,8 @@ class TestShareOut:
                 assert len(shares) == num_ranks and bucket_of(shares, bins) is not None
 
     def test_the_largest_share_is_at_most_a_third_above_the_optimum(self) -> None:
-        """Against all ways to divide the parts. A distribution that only counts them, or ignores what ranks have,
-        fails here."""
+        """Compared with all ways to divide the parts. Dealing parts out by number, or regardless of what ranks already
+        have, would fail here."""
         rng = np.random.default_rng(1)
         for _ in range(40):
             parts = [MediaPart(i, 0, 1, int(n)) for i, n in enumerate(rng.integers(1, 60, 7))]
@@ -73,7 +73,7 @@ class TestShareOut:
             assert max(map(rows, balanced(parts, 3))) <= best * 4 / 3
 
     def test_two_ranks_halve_the_cost_of_a_step(self) -> None:
-        """Sixteen images of any size on two ranks: little more than half of what one rank takes."""
+        """Sixteen images of any size on two ranks cost little more than half of what they cost on one."""
         rng, bins = np.random.default_rng(2), serving_bins(16384)
         alone = shared = 0.0
         for _ in range(50):
@@ -105,14 +105,14 @@ class TestShareOut:
         assert share_out(parts[:1], BINS, 2) == [[[parts[0]], []]]
 
     def test_a_bucket_needs_a_padding_segment_for_each_share_that_does_not_fill_it(self) -> None:
-        """A full share needs none, a shorter one beside it does, even if the frames of both are as many."""
+        """A full share needs none. A shorter one does, even if it has as many frames."""
         assert BINS.rows_for_all([(32, 5), (32, 5)]) == 32
         assert BINS.rows_for_all([(32, 5), (31, 5)]) == 128
 
 
 class Ranks:
-    """Executors of imagined ranks in one process: each joins its own rows as often as there are ranks, so that of every
-    image the rows are right on the rank that encoded it, and there alone."""
+    """Executors of simulated ranks in one process. Each joins its own rows in place of those of the other ranks, so
+    rows of an image are correct only on the rank that encoded it."""
 
     def __init__(self, loaded: Loaded, size: int = 2, **options: Any) -> None:
         made, self.model = loaded
@@ -126,7 +126,7 @@ class Ranks:
         self._codec = Codec(*ORDER_TYPES)
 
     def encode(self, media: Sequence[Media]) -> list[Tensor]:
-        """The rows of each, read where the rank that encoded them put them."""
+        """The rows of each, read from the rank that encoded them."""
         items = [self.first._item(i, one) for i, one in enumerate(media)]
         found = [torch.zeros_like(alone_rows(self, one)) for one in media]
         for shares in self.composer.shares(media):
@@ -149,7 +149,7 @@ class Ranks:
         found[part.item][:, start : start + part.rows] = rig.state.vision_rows[:, where]
 
     def _sent(self, orders: Encode) -> Encode:
-        """As another rank gets it."""
+        """The orders as another rank receives them."""
         packed = self._codec.pack(orders)
         buffer = np.zeros(packed.num_bytes + 64, np.uint8)
         start = -buffer.ctypes.data % 64
@@ -181,7 +181,9 @@ class TestRanksWithTheirOwnImages:
             assert bool(replays[Tier.CAPACITY]) == has_graphs
             assert set(fallbacks) == (set() if has_graphs else {Reason.GRAPHS_OFF})
         busy = [[bool(one.pictures) for one in (orders.vision, *orders.others)] for orders in ranks.orders]
-        assert any(map(all, busy)) and not all(map(all, busy)), "all ranks at work, and one without images"
+        assert any(map(all, busy)) and not all(map(all, busy)), (
+            "some passes keep all ranks busy, some leave one without images"
+        )
 
     def test_a_frame_too_large_for_any_bucket_is_encoded_by_all_ranks(self, loaded: Load) -> None:
         ranks, rng = Ranks(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
@@ -216,8 +218,8 @@ class TestRanksWithTheirOwnImages:
             assert targets[rank].tolist() == expected.tolist() + [0] * (counts[0] - len(expected))
 
     def test_shares_too_large_for_any_bucket_are_encoded_one_by_one(self, loaded: Load) -> None:
-        """Packing knows no windows. Strips have more than there is room for, and only composing finds out; ranks that
-        ran such shares eagerly would bring different shapes to their join."""
+        """Packing does not know about windows. Strips have more than a bucket holds, which only composing finds out.
+        Ranks that ran such shares eagerly would join rows of different shapes."""
         ranks, rng = Ranks(loaded("qwen2_5_vl"), max_units=320, tiers=frozenset()), np.random.default_rng(4)
         media = [ranks.first.video(rng, 1, 1, 300), ranks.first.video(rng, 1, 1, 20)]
         items = [ranks.first._item(i, one) for i, one in enumerate(media)]
@@ -234,7 +236,7 @@ class TestRanksWithTheirOwnImages:
     def test_a_rank_that_cannot_read_its_image_stays_in_step(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The others wait for it in the pass; that it did something else is found out behind them."""
+        """The other ranks wait for it in the pass. Comparing traces afterwards shows that it failed."""
         ranks, rng = Ranks(loaded("qwen3_vl")), np.random.default_rng(5)
         rig = ranks.rigs[1]
         media = [rig.image(rng, 40, 40), rig.image(rng, 16, 16)]

@@ -1,4 +1,4 @@
-"""The vision path against the tower run on every image alone: whatever shares a pass, whatever came before it."""
+"""The vision path against the tower run on each image alone, whatever shares a pass or ran before it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -65,8 +65,8 @@ def video_settings(images: ImageSettings) -> VideoSettings:
 
 
 class Rig:
-    """Vision passes, composed and executed as an engine has it; pages are handed out in turn, and rows read back from
-    where they must be."""
+    """Composes and executes vision passes as an engine does. Pages are handed out in turn, and rows are read back from
+    where they should be."""
 
     def __init__(self, loaded: Loaded, *, max_units: int = 48, **graphs: Any) -> None:
         made, self.model = loaded
@@ -174,7 +174,7 @@ class TestAgainstTheTowerAlone:
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
     def test_equal_totals_with_different_boundaries_and_windows(self, loaded: Load, family: str) -> None:
-        """One bucket for all: [4, 6, 8] and [5, 5, 8] units, then grids turned round, which moves windows alone."""
+        """One bucket for all: [4, 6, 8] and [5, 5, 8] units, then transposed grids, which change only the windows."""
         rig, rng = Rig(loaded(family), max_units=24, strict=True), np.random.default_rng(1)
 
         def strips(*lengths: int) -> list[Media]:
@@ -217,7 +217,7 @@ class TestAgainstTheTowerAlone:
 
 
 class TestOrder:
-    """What the host does for a pass, and when."""
+    """What the host does for a pass, in which order."""
 
     def test_patches_are_launched_before_the_executor_does_anything_else(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
@@ -304,7 +304,7 @@ class TestChoices:
         for item, rows in kept:
             assert torch.equal(rig.rows(item), rows), "a capture wrote into the cache"
         check(rig, [rig.image(rng, 20, 30)])
-        check(rig, [rig.image(rng, 30, 20)])  # turned round: without windows the same boundaries
+        check(rig, [rig.image(rng, 30, 20)])  # transposed: without windows, the boundaries are the same
         check(rig, [rig.image(rng, 40, 40)])
         assert rig.encoder.graphs.stats.replays[Tier.EXACT] == 2
 
@@ -342,7 +342,7 @@ class TestChoices:
         graphs = rig.encoder.graphs
         assert 0 < len(graphs.catalogue.exact.graphs) <= 3
         if rig.images.fixed_size is None:
-            assert graphs.catalogue.exact.is_full, "with pairs, where single images are not enough"
+            assert graphs.catalogue.exact.is_full, "pairs of images fill up the rest"
         for _ in range(2):
             image = rig.image(rng, 24, 24)
             [rows] = rig.run([image])
@@ -366,13 +366,13 @@ class TestChoices:
 
 
 class TestFailures:
-    """A pass that fails is run again part by part: what fails alone is to blame, and the others are answered."""
+    """A failed pass is run again part by part. Requests whose parts fail alone get the error, the others an answer."""
 
     PARAMS = SamplingParams(temperature=0, max_tokens=5)
 
     @staticmethod
     def noted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """How many images each pass has that the executor is given."""
+        """The number of images in each pass that the executor gets."""
         counts: list[int] = []
         encode = executor_of(engine).encode
 
@@ -447,7 +447,7 @@ class TestFailures:
 
 
 def _unresizable(made: Tiny) -> Prompt:
-    """A prompt with an image of no rows, which nothing that is served lets through."""
+    """A prompt with an image of no rows, which a server would refuse."""
     placeholders = read_placeholder_settings(made.folder)
     assert placeholders is not None
     bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
@@ -463,7 +463,7 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 @dataclass
 class LazyStream:
-    """A device that does nothing until somebody waits for it."""
+    """A device that does nothing until the host waits for it."""
 
     queue: deque[Callable[[], None]] = field(default_factory=deque)
 
@@ -498,7 +498,7 @@ class NeverWaits(LazyEvent):
 
 
 class LazyTarget:
-    """Memory of that device: what is copied to it arrives when the device gets there."""
+    """Memory of that device: a copy arrives when the device runs it."""
 
     def __init__(self, stream: LazyStream) -> None:
         self.stream, self.arrived = stream, list[int]()
@@ -519,7 +519,7 @@ def make_staging(event: type[LazyEvent], stream: LazyStream) -> Any:
 class TestStaging:
     @staticmethod
     def copied(event: type[LazyEvent]) -> list[int]:
-        """What a device that lags behind has copied of ten values that went through a ring of three slots."""
+        """Sends ten values through a ring of three slots, and returns what a lagging device has copied."""
         stream = LazyStream()
         staging, target = make_staging(event, stream), LazyTarget(stream)
         for value in range(10):
@@ -542,9 +542,9 @@ class TestStaging:
         for _ in range(3):
             turns.append(staging.next_slab()[0])
             staging.send(target, 4)
-        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "nothing had to be waited for yet"
+        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "the host has not waited yet"
         assert staging.next_slab()[0] == turns[0]
-        assert len(stream.queue) == 4, "one copy and its event were waited for"
+        assert len(stream.queue) == 4, "the host waited for one copy and its event"
 
     @pytest.mark.parametrize("max_bytes", [20_000, 4_000, 3_000])
     def test_rounds_hold_all_pictures_within_their_slots(self, loaded: Load, max_bytes: int) -> None:
@@ -570,7 +570,7 @@ class TestStaging:
             assert patches == sum(job.num_patches(shape) for job in jobs)
             assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)
             assert widest == max(job.size_hw[1] for job in jobs)
-        assert sorted(written) == list(range(row)), "every row of patches once"
+        assert sorted(written) == list(range(row)), "every row of patches is written once"
 
     def test_videos_with_different_settings_get_their_own_rounds(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(6)
@@ -609,7 +609,7 @@ def test_cached_geometry_equals_geometry_of_all_grids_at_once(loaded: Load, fami
 
 
 def test_example_batches_have_windows_like_real_images(loaded: Load) -> None:
-    """Costs are measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
+    """Costs are measured with example batches. Strips would have more and smaller windows, and no rows to reorder."""
     spec = loaded("qwen2_5_vl")[1].spec.vision
     assert spec is not None
     phase = Rig(loaded("qwen2_5_vl")).encoder.graphs.phase
@@ -624,7 +624,7 @@ def test_example_batches_have_windows_like_real_images(loaded: Load) -> None:
 
 
 def test_an_idle_engine_captures_a_frequent_layout(loaded: Load) -> None:
-    """Through the engine: the same image size again and again, then an idle moment."""
+    """Images of the same size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
     encoder = executor_of(engine).encoder
@@ -632,7 +632,7 @@ def test_an_idle_engine_captures_a_frequent_layout(loaded: Load) -> None:
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
     assert (engine.idle.can_capture, engine.idle.capture_next()) == (False, None)
-    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "there was nothing to improve"
+    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "no layout was frequent yet"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
@@ -648,7 +648,7 @@ def test_an_idle_engine_captures_a_frequent_layout(loaded: Load) -> None:
 
 
 def test_the_cpu_twin_reveals_frozen_boundaries(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutation that these tests are about: boundaries that a capture froze give wrong rows."""
+    """The fault that these tests are about: frozen boundaries give wrong rows."""
     model: Model = loaded("qwen3_vl")[1]
     varlen = model.place.kernels.varlen_attention
 

@@ -1,4 +1,4 @@
-"""Prompts that wait: how much they are, who gets the rows of a step, and what a prompt can rely on."""
+"""How much work waiting prompts are, which prompts get the rows of a step, and what a prompt can rely on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class TestBacklog:
             waiting.add(make_request(name, with_images(100, span), spans=(span,), arrival=arrival))
         assert backlog_of([], waiting, 8, 7.0) == Backlog(200, 80, 4.0)
         assert backlog_of([], waiting, 1, 7.0) == Backlog(100, 40, 4.0)
-        assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they wait for others to end"
+        assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they cannot start before others end"
 
     def test_a_started_prompt_counts_with_the_rows_it_has_left(self) -> None:
         loop = make_loop()
@@ -53,7 +53,7 @@ class TestBacklog:
         assert (request.num_left, request.num_unencoded_rows) == (60 - BUDGET, 10)
         assert backlog_of([request], RequestQueue(lambda one: one.order), 3, 1.5) == Backlog(60 - BUDGET, 10, 0.5)
         loop.step()
-        assert request.num_unencoded_rows == 0, "what is held is not encoded again"
+        assert request.num_unencoded_rows == 0, "an image that is held is not encoded again"
 
 
 class TestLongPrompts:
@@ -68,7 +68,7 @@ class TestLongPrompts:
         for name in "abc":
             loop.add(text(name, 5))
         assert rows(loop.step()) == {"a": 5, "b": 3, "long": 8}
-        assert rows(loop.step()) == {"b": 2, "c": 5, "long": 9}, "it gets what they leave"
+        assert rows(loop.step()) == {"b": 2, "c": 5, "long": 9}, "the long one gets the rows they leave"
         assert rows(loop.step()) == {"long": BUDGET}
 
     def test_a_prompt_that_is_not_much_shorter_waits(self) -> None:
@@ -87,7 +87,7 @@ class TestLongPrompts:
         loop.add(text("long2", 90))
         for name in "abc":
             loop.add(text(name, 4))
-        assert rows(loop.step()) == {"long2": 8, "long": 8}, "those behind it may begin afterwards"
+        assert rows(loop.step()) == {"long2": 8, "long": 8}, "prompts after it may start in the next step"
         assert rows(loop.step()) == {"a": 4, "b": 4, "long": 8}
         assert rows(loop.step()) == {"c": 4, "long": 12}
         assert rows(loop.step()) == {"long": BUDGET}
@@ -105,7 +105,7 @@ class TestLongPrompts:
         assert rows(loop.step()) == {"a": 3, "long": 13}
 
     def test_images_of_short_prompts_take_no_time_from_the_long_one(self) -> None:
-        """A row takes 10 ms, and an image row 20, of 200 in a step."""
+        """A step has 200 ms. A row takes 10 ms, an image row 20."""
         loop = make_loop()
         loop.add(text("answer", 3, num_outputs=90))
         loop.step()
@@ -119,7 +119,7 @@ class TestLongPrompts:
             assert rows(loop.step())["long"] >= 7
             if loop.requests["long"].num_left <= 32:
                 return
-        raise AssertionError("it got no further")
+        raise AssertionError("the long prompt made no progress")
 
 
 class Arrival(NamedTuple):
@@ -138,8 +138,8 @@ PACE = Pace(Curve(((1, 0.004), (8, 0.004), (100, 0.05))), min_prompt_rows=2)
 
 
 class Played(NamedTuple):
-    begun: list[Request]  # prompts that had begun before the step, in order
-    num_left: dict[Request, int]  # rows of all requests before the step
+    begun: list[Request]  # prompts that had started before the step, in order
+    num_left: dict[Request, int]  # rows of each request before the step
     num_rows: dict[str, int]
     num_prompt_rows: int
 
@@ -169,7 +169,7 @@ def test_without_a_pace_no_row_of_the_budget_is_wasted(arrivals: list[Arrival]) 
 @pytest.mark.parametrize("pace", [None, PACE], ids=["free", "paced"])
 @given(arrivals=ARRIVALS)
 def test_the_first_prompt_gets_at_least_half_of_the_prompt_rows(pace: Pace | None, arrivals: list[Arrival]) -> None:
-    """So whatever comes later, a prompt waits for those before it, and then takes at most twice its own steps."""
+    """So a prompt waits only for earlier ones, and then takes at most twice the steps it would take alone."""
     for played in play(arrivals, pace):
         if played.begun:
             first = played.begun[0]

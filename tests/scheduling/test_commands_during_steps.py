@@ -1,4 +1,4 @@
-"""What an engine and its worker do with commands that arrive while the device works."""
+"""How an engine and its worker handle commands that arrive while the device works."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ LIMITS = SchedulerSettings(
 
 @dataclass
 class SlowTicket:
-    """Of a step that runs until `is_over` says otherwise, or until somebody waits for it."""
+    """The ticket of a step that runs until `is_over` returns True or somebody waits for it."""
 
     result: StepResult
     is_over: Callable[[], bool]
@@ -83,7 +83,7 @@ def test_a_request_is_launched_behind_the_only_step_that_runs() -> None:
 
 
 def _let_end(device: SlowDevice) -> bool:
-    """A second request that is heard while two steps run does not keep the first from ending."""
+    """A request that arrives while two steps run does not keep the first one from ending."""
     device.tickets[0].is_over = lambda: True
     return True
 
@@ -111,7 +111,7 @@ def test_no_commands_are_taken_while_a_step_hangs(monkeypatch: pytest.MonkeyPatc
     engine, device = slow_engine()
     engine.add("a", PROMPT, ONE_TOKEN)
     engine.step()
-    [update] = engine.step(lambda: pytest.fail("it was heard"))
+    [update] = engine.step(lambda: pytest.fail("commands were taken"))
     assert update.finish is not None and device.tickets[0].was_waited_for
 
 
@@ -136,13 +136,13 @@ def sockets() -> Iterator[tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]]:
 
 
 def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None:
-    """The first step ends only when another was launched behind it."""
+    """The first step ends only after another one was launched behind it."""
     commands, front = sockets
     told: queue.Queue[Any] = queue.Queue()
     looks = count()
 
     def is_over() -> bool:
-        if next(looks) == 1:  # not right after the launch, but when there is nothing to do but to wait
+        if next(looks) == 1:  # not right after the launch, but when the engine can only wait
             for serial in (2, 3, 4):
                 send(serial)
         return len(device.tickets) > 1

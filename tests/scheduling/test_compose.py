@@ -1,4 +1,4 @@
-"""From plans to orders: which passes, in which graphs, with which arrays. No tensor is needed to say."""
+"""Composing orders from plans: which passes, in which graphs, with which arrays. Needs no tensors."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ sys.exit(" ".join({"torch", "triton"} & set(sys.modules)) or 0)
 
 
 def test_code_that_plans_composes_or_communicates_does_not_import_torch() -> None:
-    """Import-linter sees to our own imports; a package that brings torch along would not be seen by it."""
+    """Import-linter checks our own imports, but does not notice a package that imports torch."""
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"imported: {done.stderr}"
 
@@ -102,7 +102,7 @@ class TestPrefill:
         assert_arrays(head.values, rows=[10], sequences=[5])
 
     def test_vectors_come_from_the_requested_rows(self) -> None:
-        """Of one chunk all rows, of others the last; rows whose logits are asked for come behind those that sample."""
+        """All rows of one chunk, the last row of another. Rows for picked logits follow the sampled rows."""
         rng = np.random.default_rng()
         logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(7, 3))
         owners = {f"r{i}": running(make_prompt([6], rng), sequence=i) for i in (1, 2, 3)}
@@ -121,7 +121,7 @@ class TestPrefill:
         assert [(one.row, one.token_ids) for one in orders.picks] == [(1, (7, 3))]
 
     def test_a_chunk_starts_where_the_last_one_ended(self) -> None:
-        """In the middle of an image, too; without its end there is nothing for a head to do."""
+        """Also in the middle of an image. A chunk that does not reach the prompt's end needs no head."""
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
         chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
@@ -142,7 +142,7 @@ class TestPrefill:
         )
 
     def test_outputs_share_a_prefill_with_prompts(self) -> None:
-        """One is known, one is what the step before it samples; heads are for the rows that sample."""
+        """One output is known, the other is sampled by the previous step. Only sampled rows go through the head."""
         rng = np.random.default_rng()
         owners = {
             "r1": running(make_prompt([1, make_image(1, 2, rng)], rng), sequence=1, outputs=[11, 12]),
@@ -189,8 +189,10 @@ class TestPrefill:
         orders, _ = make_composer().run(StepPlan(1, (), chunks), owners)
         whole, part = orders.prompt_scores
         assert (whole.row, whole.num_top) == (0, 0)
-        assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), "nothing follows the last row"
-        assert (part.row, part.num_top) == (10 + 2, 3), "row 6 is about token 7; the chunk begins with row 4"
+        assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), (
+            "no prompt token follows the last row"
+        )
+        assert (part.row, part.num_top) == (10 + 2, 3), "row 6 predicts token 7; the chunk starts at row 4"
         assert part.next_ids.tolist() == owners["r3"].prompt.token_ids[7:10].tolist()
 
 
@@ -224,7 +226,7 @@ class TestDecode:
         )
 
     def test_the_last_row_of_a_prompt_is_not_an_output(self) -> None:
-        """Its token is known, but it may be an image's: only a prefill looks there."""
+        """Its token is known, but it may belong to an image, which only a prefill can read."""
         rng = np.random.default_rng()
         owner = running(make_prompt([5], rng), sequence=1)
         orders, _ = make_composer().run(StepPlan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
@@ -302,10 +304,12 @@ class TestSample:
             running([5], 4, early, outputs=[40, 40]),
         )
         assert found is not None
-        assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), "the last has enough tokens"
+        assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), (
+            "the last one has reached min_tokens"
+        )
 
     def test_rules_are_sent_once_when_a_request_begins(self) -> None:
-        """An end token behind the vocabulary has no logit that could be suppressed."""
+        """An end token beyond the vocabulary has no logit that could be suppressed."""
         params = SamplingParams(
             temperature=0,
             min_tokens=2,
@@ -321,11 +325,11 @@ class TestSample:
         assert dict(zip(rules.bias_ids.tolist(), rules.biases.tolist(), strict=True)) == {9: -2.5, 4: 1.0}
         assert rules.end_ids.tolist() == [2, 8]
         assert tokens_of(rules.allowed) == {8, 40, 99}
-        assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bits of an allowed vocabulary are set once"
+        assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bit mask is made once"
         assert begin(running([5], 1, SamplingParams(temperature=1)), VOCABULARY) is None
 
     def test_a_mask_spans_the_rows_that_follow_grammars(self) -> None:
-        """From the first to the last of them; whoever is between is left alone."""
+        """The mask covers rows from the first to the last of them. Rows in between may take any token."""
         grammar = SamplingParams(temperature=0, grammar=Grammar("regex", "x"))
         a, b, e = (Words().encode_plain(letter)[0] for letter in "abe")
         first, last = matcher_of("[ab]c"), matcher_of("de", "d")
@@ -366,7 +370,7 @@ class TestVision:
         large, small = one.pictures
         assert (large.item, large.out_row, large.num_rows, large.size_hw) == (1, 0, 24, media[1].plan.size_hw)
         assert (small.item, small.out_row, small.num_rows, small.size_hw) == (0, 24, 16, media[0].plan.size_hw)
-        assert large.pixels is media[1].pixels and small.pixels is media[0].pixels, "nothing is copied"
+        assert large.pixels is media[1].pixels and small.pixels is media[0].pixels, "pixels are not copied"
 
     def test_a_long_video_is_divided_into_passes_between_frames(self) -> None:
         """Seven steps of two frames, six rows each: two steps fill a pass."""
@@ -425,7 +429,7 @@ class TestStrictness:
 
 
 class Twice:
-    """A composer that composes everything two times, and says so where that gives two different things."""
+    """A composer that composes everything twice and asserts that both results are equal."""
 
     def __init__(self, composer: Composer) -> None:
         self._composer, self.num_compared = composer, 0
@@ -458,7 +462,7 @@ def make_engine(composer: Any, max_tokens: int = 32, **options: Any) -> tuple[En
 
 
 def finish(engine: Engine) -> dict[str, Update]:
-    """The last word on every request."""
+    """Runs the engine until it is idle and returns the last update of each request."""
     ends: dict[str, Update] = {}
     for _ in range(500):
         if not engine.has_work:
@@ -484,7 +488,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 
 
 def test_composing_any_plan_twice_gives_the_same_orders() -> None:
-    """Many requests with images, chunked, preempted and sampled: nothing that composing does changes what it reads."""
+    """Composing does not change what it reads: many requests with images, chunked, preempted and sampled."""
     composer = Twice(make_composer())
     engine, executor = make_engine(composer)
     rng = np.random.default_rng()
@@ -502,11 +506,11 @@ def test_composing_any_plan_twice_gives_the_same_orders() -> None:
     assert {phase.phase for run in executor.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
     assert executor.of(Encode) and executor.of(SampleTokens) and executor.of(Begin)
     steps = [one.step for one in executor.orders if isinstance(one, Encode | Run | SampleTokens)]
-    assert steps == sorted(steps), "orders are given in the order of the plans"
+    assert steps == sorted(steps), "orders come in the sequence of the plans"
 
 
 def test_a_failed_pass_fails_only_the_request_with_the_bad_image() -> None:
-    """It is run again part by part; whose images are fine do not notice."""
+    """The pass is run again part by part, so requests with good images are not affected."""
     rng = np.random.default_rng()
     images = {name: make_image(1, 3, rng) for name in ("a", "bad", "c")}
 

@@ -1,4 +1,4 @@
-"""Nobody who floods the queue delays another by more than a share."""
+"""A tenant that floods the queue delays others by no more than its fair share."""
 
 from collections import defaultdict, deque
 
@@ -50,7 +50,7 @@ flows = st.dictionaries(st.sampled_from("abcd"), st.lists(costs, min_size=1, max
 def test_work_begun_for_two_tenants_differs_by_at_most_one_request_of_each(
     flows: dict[str, list[float]], weights: dict[str, float]
 ) -> None:
-    """The bound of the theorem, over every interval in which two tenants wait all the time."""
+    """The theoretical bound, over every interval in which all tenants have requests waiting."""
     clock, waiting = FairClock(), Waiting()
     shares = {name: [cost / weights[name] for cost in flow] for name, flow in flows.items()}
     for name, flow in shares.items():
@@ -114,7 +114,7 @@ def test_a_cleared_clock_starts_afresh_for_all_tenants() -> None:
     clock.clear()
     assert clock.enter("busy", 1.0) == clock.enter("newcomer", 1.0) == 0.0
     clock.leave("busy")
-    assert clock.enter("busy", 1.0) == 0.0, "what began before is over, too"
+    assert clock.enter("busy", 1.0) == 0.0, "work begun earlier is forgotten as well"
 
 
 def test_a_scheduler_that_was_idle_starts_afresh_for_all_tenants() -> None:
@@ -127,7 +127,7 @@ def test_a_scheduler_that_was_idle_starts_afresh_for_all_tenants() -> None:
 
 
 def test_a_flood_of_requests_does_not_keep_other_tenants_waiting() -> None:
-    """One slot: the other tenant's request begins after the running one and one more."""
+    """With one slot, the other tenant's request starts after the running one and at most one more."""
     loop = Loop(make_scheduler(LIMITS))
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
     for number in range(50):

@@ -1,4 +1,4 @@
-"""How long steps are while answers are being written, alone and in loads on a simulated H200."""
+"""How long steps with outputs may take: the rules, and loads on a simulated H200."""
 
 from math import inf
 
@@ -33,7 +33,7 @@ def test_the_longer_a_prompt_has_waited_the_sooner_steps_get_long() -> None:
 
 
 def test_waiting_images_count_with_the_time_they_take() -> None:
-    """12,000 rows are 0.258 s, 8,192 of images 0.08 s."""
+    """12,000 rows take 0.258 s, 8,192 image rows 0.08 s."""
     assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 4_096)) == pytest.approx(0.01)
     assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 8_192)) == LONG_STEP_S
     assert Pace(TIMES).limit_s(64, Backlog(12_000, 8_192)) == pytest.approx(0.01), "vision passes were not timed"
@@ -66,13 +66,13 @@ def test_encoding_images_leaves_less_time_for_prompts() -> None:
     step.add_image(2048)
     assert step.prompt_rows_left == 0
     step.add_rows(-60)
-    assert step.prompt_rows_left == 60, "rows that were set aside are there, whatever was encoded meanwhile"
+    assert step.prompt_rows_left == 60, "rows that were set aside come back, whatever was encoded meanwhile"
     assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == MIN_PROMPT_ROWS
 
 
 @pytest.mark.parametrize("load", USUAL, ids=lambda load: load.name)
 def test_the_simulated_h200_is_as_fast_as_the_real_one(load: Load) -> None:
-    """All in virtual time, so that figures are the same everywhere."""
+    """Virtual time makes the figures the same on every machine."""
     found, (requests_per_s, ttft_ms, *_) = simulate(load, inf, seeds=(0,)), MEASURED[load.name]
     assert found.requests_per_s == pytest.approx(requests_per_s, rel=0.1)
     assert found.ttft_ms == pytest.approx(ttft_ms, rel=0.1)
@@ -94,7 +94,7 @@ def test_short_prompts_do_not_wait_for_long_ones(limit_ms: float) -> None:
     load = next(load for load in AT_RANDOM if "32k, at random 90%" in load.name)
     run = Simulation(load, limit_ms, seed=1).run()
     waits = [wait for wait, request in zip(run.waits, run.requests, strict=True) if len(request.prompt_ids) < 1000]
-    assert np.mean(waits) < 800, "more than a second if they did"
+    assert np.mean(waits) < 800, "it would be more than a second if they did"
 
 
 def test_without_second_tokens_to_wait_for_steps_have_no_limit() -> None:

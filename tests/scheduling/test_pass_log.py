@@ -1,4 +1,4 @@
-"""Times of passes that a device runs behind the host, as on a GPU."""
+"""Times of passes that a device runs asynchronously, as a GPU does."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ def test_vision_passes_are_reported_in_order_before_their_step() -> None:
     step = rig.log.add("language", [decode(1, 1)], ["b"], rig.now)
     rig.now = 13.0
     rig.log.end(step)
-    assert rig.times() == [], "those behind one that runs come later"
+    assert rig.times() == [], "passes after one that still runs are reported later"
     laps[0].value, laps[1].value = 1.5, 0.5
     assert rig.times() == [("vision", 10.0, 1.5), ("vision", 11.5, 0.5), ("language", 12.0, 1.0)]
     [shape] = rig.log.records(0)[0].passes

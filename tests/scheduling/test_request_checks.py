@@ -1,4 +1,4 @@
-"""What is refused before it waits, and the pixels that waiting and running requests keep."""
+"""Requests that are refused before they are queued, and the pixels that live requests keep."""
 
 from types import SimpleNamespace
 from typing import Any
