@@ -15,7 +15,7 @@ TEMPLATE = """{%- for message in messages -%}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
-    """A tiny Qwen3-VL with all the files of a checkpoint: its first 100 ids are text, then come the image tokens."""
+    """A tiny Qwen3-VL with all files of a checkpoint. Its first 100 ids are text; the image tokens follow."""
     found = tiny.make("qwen3_vl", tmp_path_factory.mktemp("checkpoint"))
     image_settings(found.folder)
     tokenizer = Tokenizer(models.BPE())

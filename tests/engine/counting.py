@@ -1,4 +1,4 @@
-"""Work as a count of Python instructions: a figure that no other load on the machine changes."""
+"""Measures work in Python instructions, which do not depend on the load of the machine."""
 
 import inspect
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def num_opcodes(call: Callable[[], object], *modules: ModuleType) -> int:
-    """Instructions that a call runs in these modules."""
+    """The number of instructions that a call runs in these modules."""
     found = 0
     files = {inspect.getfile(module) for module in modules}
 

@@ -1,5 +1,5 @@
-"""A tiny reranker and embedder: its vocabulary has "yes" and "no", its template is a real one, and its tokenizer puts a
-token behind every text, as Qwen3-Embedding's does."""
+"""A tiny reranker and embedder: its vocabulary has "yes" and "no", its template is a real one, and its tokenizer
+appends a token to every text, as Qwen3-Embedding's does."""
 
 import json
 import string
@@ -17,7 +17,7 @@ LETTERS = [*string.ascii_letters, *string.digits, *".,:<>\"'?!-_/|()", "Ġ", "Ċ
 
 
 def make_ranker(family: str, folder: Path) -> tiny.Tiny:
-    """Of `qwen3` or `qwen3_vl`, with its family's chat template."""
+    """A checkpoint of `qwen3` or `qwen3_vl` with the chat template of its family."""
     made = tiny.make(family, folder)
     if family in tiny.VISION:
         image_settings(folder)
@@ -45,6 +45,6 @@ def make_ranker(family: str, folder: Path) -> tiny.Tiny:
 
 
 def encode(folder: Path, text: str) -> list[int]:
-    """By the tokenizers package alone, without what is put behind a text."""
+    """Token ids from the tokenizers package, without the appended token."""
     found: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     return found

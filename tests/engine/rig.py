@@ -1,4 +1,4 @@
-"""An engine around a tiny checkpoint, and the same answers from transformers."""
+"""Builds an engine for a tiny checkpoint, and gets the same answers from transformers."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.models.tiny import Tiny
 
 MAX_STEPS = 3000
-MARGIN = 1e-5  # of logits; float32 sums of other orders move those of tiny models by a few 1e-6
+MARGIN = 1e-5  # of logits; summing float32 in another order changes those of tiny models by a few 1e-6
 PAGE_ROWS = 8
 
 
@@ -47,7 +47,7 @@ class Options:
     max_model_len: int = 256
     max_units: int = 64
     strict: bool = False
-    has_few_buckets: bool = True  # as on any CPU: capturing takes longer than running here
+    has_few_buckets: bool = True  # the default on a CPU, where capturing takes longer than running
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
 
 
@@ -86,7 +86,7 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
 
 
 def executor_of(engine: Engine) -> DeviceExecutor:
-    assert isinstance(engine.executor, DeviceExecutor), "its orders go elsewhere"
+    assert isinstance(engine.executor, DeviceExecutor), "its executor is not a DeviceExecutor"
     return engine.executor
 
 
@@ -103,7 +103,7 @@ class Answer:
 def run(
     engine: Engine, prompts: dict[str, Prompt], params: SamplingParams | dict[str, SamplingParams]
 ) -> dict[str, Answer]:
-    """All prompts at once; each must end exactly once, and nothing may be left."""
+    """Runs all prompts at once. Each must end exactly once, and nothing may be left over."""
     names: list[str] = []
     for name, prompt in prompts.items():
         names += engine.add(name, prompt, params[name] if isinstance(params, dict) else params)
@@ -140,7 +140,7 @@ def image_settings(folder: Path) -> ImageSettings:
 
 
 def random_prompt(tiny: "Tiny", rng: np.random.Generator, num_images: int = 0, length: int = 0) -> Prompt:
-    """Text ids with images somewhere inside."""
+    """Random text with images at random places."""
     length = length or int(rng.integers(1, 40))
     ids = rng.integers(3, 99, length).tolist()
     if not num_images:
@@ -161,7 +161,7 @@ def random_prompt(tiny: "Tiny", rng: np.random.Generator, num_images: int = 0, l
 
 
 def oracle_inputs(tiny: "Tiny", prompt: Prompt) -> dict[str, Any]:
-    """What transformers takes for a prompt."""
+    """The inputs of transformers for a prompt."""
     inputs: dict[str, Any] = {"input_ids": torch.from_numpy(prompt.token_ids.astype(np.int64))[None]}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if not prompt.media:
@@ -185,7 +185,7 @@ def oracle_inputs(tiny: "Tiny", prompt: Prompt) -> dict[str, Any]:
 
 @torch.no_grad()
 def oracle_vectors(tiny: "Tiny", prompt: Prompt, token_ids: Sequence[int]) -> dict[str, Any]:
-    """By pooling, what transformers gives: hidden states after the final norm, and logits behind the last token."""
+    """The vectors of transformers by pooling: hidden states after the final norm, and logits of the last token."""
     hidden_TD = tiny.oracle.model(**oracle_inputs(tiny, prompt)).last_hidden_state[0]
     logits_TV = tiny.oracle(**oracle_inputs(tiny, prompt)).logits[0]
     found = {"last": hidden_TD[-1], "mean": hidden_TD.mean(dim=0), "logits": logits_TV[-1, list(token_ids)]}
@@ -193,7 +193,7 @@ def oracle_vectors(tiny: "Tiny", prompt: Prompt, token_ids: Sequence[int]) -> di
 
 
 def pooled_params(token_ids: Sequence[int]) -> dict[str, SamplingParams]:
-    """What asks for those vectors, by pooling."""
+    """Parameters that ask for those vectors, by pooling."""
     logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=token_ids)
     return {"logits": logits} | {name: SamplingParams(max_tokens=0, pooling=name) for name in ("last", "mean")}
 
@@ -205,8 +205,8 @@ def vector_of(answer: Answer) -> Any:
 
 
 def oracle_tokens(tiny: "Tiny", prompt: Prompt, max_tokens: int) -> list[int]:
-    """The greedy tokens of transformers. Each wins by more than what processors and shapes round differently: a test
-    whose prompt does not have such tokens is to draw another one."""
+    """The greedy tokens of transformers. Each must win by more than rounding may differ between CPUs and shapes; a test
+    whose prompt has a closer race must draw another one."""
     inputs = oracle_inputs(tiny, prompt)
     with torch.no_grad():
         out = tiny.oracle.generate(
@@ -221,6 +221,6 @@ def oracle_tokens(tiny: "Tiny", prompt: Prompt, max_tokens: int) -> list[int]:
         )
     best = torch.cat(out.logits).topk(2).values
     margin = float((best[:, 0] - best[:, 1]).min())
-    assert margin > MARGIN, f"the likeliest two tokens of a step differ by {margin:.1e}: another seed, please"
+    assert margin > MARGIN, f"the likeliest two tokens of a step differ by {margin:.1e}; use another seed"
     found: list[int] = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     return found

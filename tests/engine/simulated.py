@@ -1,4 +1,4 @@
-"""A device that only remembers: every slot holds a digest of all that led to it, so any wrong sharing, stale hit or
+"""A simulated device whose slots hold a digest of everything that led to them. So wrong sharing, a stale cache hit or a
 missing recompute gives a wrong token, and is also caught where it happens."""
 
 from collections.abc import Iterator, Sequence
@@ -69,13 +69,13 @@ def image(offset: int, length: int, name: bytes = b"i", *, media_idx: int = 0, i
 
 
 def with_images(text: int, *spans: Span, token: int = 5) -> list[int]:
-    """A prompt of `text` tokens in which the rows of spans are placeholders."""
+    """A prompt of `text` tokens, with placeholders in the rows of spans."""
     inside = {row for span in spans for row in range(span.offset, span.end)}
     return [IMAGE_TOKEN if i in inside else token + i % 7 for i in range(text)]
 
 
 def oracle(request: Request, max_model_len: int) -> list[int]:
-    """The outputs of a request that runs alone."""
+    """The outputs that a request has when it runs alone."""
     params, outputs = request.params, list[int]()
     room = max_model_len - len(request.prompt_ids)
     if params.max_tokens == 0:
@@ -92,17 +92,17 @@ def oracle(request: Request, max_model_len: int) -> list[int]:
 
 @dataclass
 class Device:
-    """Runs plans in the order they are launched in."""
+    """Runs plans in launch order."""
 
     scheduler: Scheduler
     slots: dict[tuple[int, int], bytes] = field(default_factory=dict)
     rows: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     sampled: dict[str, int] = field(default_factory=dict)
     scored: dict[str, set[int]] = field(default_factory=dict)
-    poisoned: dict[str, int] = field(default_factory=dict)  # who read garbage, and in which step
+    poisoned: dict[str, int] = field(default_factory=dict)  # requests that read garbage, and in which step
 
     def run(self, plan: StepPlan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
-        """The tokens of a plan. Requests in `failing` give an error, and what was encoded for them is garbage."""
+        """Returns the tokens of a plan. Requests in `failing` get an error, and rows encoded for them are garbage."""
         for item in plan.encode:
             span = next(s for s in requests[item.request_id].spans if s.media_idx == item.media_idx)
             for row in range(item.num_rows):
@@ -115,7 +115,7 @@ class Device:
             request = requests[chunk.request_id]
             contents = self._compute(chunk, request, before, plan.step)
             places = [self._slot(chunk, position) for position in range(chunk.start, chunk.end)]
-            assert not written & set(places), f"{chunk} writes where another chunk of the plan does"
+            assert not written & set(places), f"{chunk} writes to the same slots as another chunk of the plan"
             written |= set(places)
             self.slots.update(zip(places, contents, strict=True))
             if chunk.wants_all_logits:
@@ -128,19 +128,19 @@ class Device:
         return results
 
     def _read(self, chunk: Chunk, request: Request) -> bytes:
-        """Checks all that a chunk reads, and returns what lies before its first row."""
+        """Checks everything that a chunk reads, and returns the content of the slot before its first row."""
         assert 0 not in chunk.blocks, f"{chunk} uses the padding block"
         before = b""
         for position, before in enumerate(_chain(request, request.tokens_from(0)[: chunk.start], 0, b"")):
             found = self.slots.get(self._slot(chunk, position))
             is_right = found == before or request.id in self.poisoned
-            assert is_right, f"{chunk}: position {position} holds something else"
+            assert is_right, f"{chunk}: the slot of position {position} holds something else"
         covered = {row for media in chunk.media for row in range(media.start, media.start + media.count)}
         media = {row for span in request.spans for row in range(span.offset, span.end)}
         assert covered == media & set(range(chunk.start, chunk.end)), f"{chunk}: its media rows are wrong"
         for span in request.spans:
             is_cut = span.is_whole and span.offset < chunk.end < span.end
-            assert not is_cut, f"{chunk} cuts {span}"
+            assert not is_cut, f"{chunk} divides {span}"
         return self.slots.get(self._slot(chunk, chunk.start - 1), b"") if chunk.start else b""
 
     def _compute(self, chunk: Chunk, request: Request, before: bytes, step: int) -> list[bytes]:
@@ -171,7 +171,7 @@ class Device:
 
 @dataclass
 class Loop:
-    """An engine around a scheduler: at most two plans in flight, every event kept, the invariant checked throughout."""
+    """Drives a scheduler like an engine: at most two plans in flight. Keeps every event and checks the invariants."""
 
     scheduler: Scheduler
     device: Device = field(init=False)
@@ -193,7 +193,7 @@ class Loop:
         self.scheduler.check()
 
     def launch(self, failing: Sequence[int] = ()) -> StepPlan:
-        """`failing` picks chunks of the plan that give an error."""
+        """Plans and runs a step. `failing` picks chunks of the plan that get an error."""
         is_alone = not self.flights
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
@@ -235,7 +235,7 @@ class Loop:
     def take(self, events: Sequence[Update]) -> None:
         for event in events:
             mine = self.events[event.request_id]
-            assert not mine or mine[-1].finish is None, f"{event} after the last event"
+            assert not mine or mine[-1].finish is None, f"{event} after the finish"
             mine.append(event)
 
     def outputs(self, request_id: str) -> list[int]:
@@ -246,21 +246,21 @@ class Loop:
         return finish.reason if finish else None
 
     def check_ended(self) -> None:
-        """Everything was given back, and every request ended once with the tokens it would have had alone."""
+        """Everything was released, and every request ended with the tokens it would have had alone."""
         stats = self.scheduler.stats()
         assert (stats.kv_usage, stats.encoder_usage, stats.waiting, stats.running) == (0, 0, 0, 0)
         for request_id, request in self.requests.items():
             expected = oracle(request, self.scheduler.settings.max_model_len)
             got, reason = self.outputs(request_id), self.finish_reason(request_id)
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert got == expected, f"{request_id}: {got}, alone {expected}"
+                assert got == expected, f"{request_id}: {got}, but {expected} if it runs alone"
             else:
                 assert reason is not None, f"{request_id} never ended"
                 is_part = got == expected[: len(got)] and len(got) < max(len(expected), 1)
-                assert is_part, f"{request_id}: {got} of {expected}"
+                assert is_part, f"{request_id}: {got} is not a part of {expected}"
 
     def _check_hazards(self, plan: StepPlan) -> None:
-        """A new plan must not write what a plan in flight reads for somebody else."""
+        """A new plan must not write to blocks and pages that a plan in flight reads for another request."""
         size = self.scheduler.resources.pool.block_size
         for older, _ in self.flights:
             for chunk in plan.chunks:
@@ -269,7 +269,7 @@ class Loop:
                     if self.requests[other.request_id] is not self.requests[chunk.request_id]:
                         assert not mine & set(other.blocks), f"{chunk} writes blocks of {other}, which is in flight"
             pages = {page for chunk in older.chunks for media in chunk.media for page in media.pages}
-            assert not any(pages & set(item.pages) for item in plan.encode), "pages in flight are written again"
+            assert not any(pages & set(item.pages) for item in plan.encode), "pages in flight are overwritten"
 
 
 def _chain(
@@ -279,7 +279,7 @@ def _chain(
     before: bytes,
     seen: dict[int, tuple[bytes, int] | None] | None = None,
 ) -> Iterator[bytes]:
-    """What the slots from `start` on hold. `seen` gives media rows as read; without it, they are as they should be."""
+    """Contents of the slots from `start` on. `seen` has the media rows that were read; without it they are correct."""
     for position, token in enumerate(tokens, start):
         span = next((s for s in request.spans if s.offset <= position < s.end), None)
         row: object = None

@@ -1,4 +1,4 @@
-"""From plans to arrays, against rows put together one at a time."""
+"""Arrays of plans, compared with rows that are put together one at a time."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +51,7 @@ def chunk(rng: np.random.Generator, name: str, who: LiveRequest) -> Chunk:
 
 
 def row(who: LiveRequest, part: Chunk, i: int) -> dict[str, Any]:
-    """What is to be known of one row."""
+    """The expected values of one row."""
     num_prompt = len(who.prompt)
     is_prompt = i < num_prompt
     later = 0 if part.is_pending_input else (who.request.output_ids[i - num_prompt] if not is_prompt else 0)
@@ -110,7 +110,7 @@ def test_rows_of_decode_batches() -> None:
         check_requests(values, chunks)
 
 
-def test_more_blocks_than_a_table_holds_are_never_written_into_the_next_one() -> None:
+def test_excess_blocks_are_never_written_into_the_next_requests_table() -> None:
     rng = np.random.default_rng(5)
     running = {name: owner(rng, 1, has_limits=False) for name in ("a", "b")}
     chunks = [Chunk("a", 0, 1, tuple(range(1, LAYOUT.max_blocks + 2))), Chunk("b", 0, 1, (1,))]

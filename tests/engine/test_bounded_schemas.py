@@ -1,4 +1,4 @@
-"""Objects have the properties of their schema and no others, however the schema is put together, and answers end."""
+"""Objects have only the properties of their schema, however it is composed, and answers come to an end."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def accepts(schema: Any, value: Any, *, has_whitespace: bool = False) -> bool:
 
 
 def written(grammar: Grammar, random: Random, longest: int = 400) -> str | None:
-    """What a model with random weights writes, if it comes to an end."""
+    """The answer of a model with random weights, or None if it does not end."""
     matcher, mask = matcher_of(grammar), np.zeros(num_words(END + 1), np.int32)
     text = bytearray()
     while not matcher.is_stopped() and len(text) < longest:
@@ -118,7 +118,7 @@ def has_white_space(text: str) -> bool:
     return re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text)) is not None
 
 
-def test_whatever_a_random_model_writes_ends_compact_with_the_schemas_own_properties() -> None:
+def test_random_answers_are_compact_and_have_only_the_schemas_properties() -> None:
     first, num_written = Random().getrandbits(32), 0
     for seed in range(first, first + 100):
         print(f"seed {seed}")
@@ -127,7 +127,7 @@ def test_whatever_a_random_model_writes_ends_compact_with_the_schemas_own_proper
         try:
             text = written(Grammar("json_schema", json.dumps(schema)), random)
         except RequestError:
-            with pytest.raises(RequestError):  # as it is written, too
+            with pytest.raises(RequestError):  # the original is refused as well
                 matcher_of(Grammar("lark", f"start: %json {json.dumps(schema)}"))
             continue
         if text is None:
@@ -197,17 +197,17 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_objects_are_closed_where_the_schema_says_nothing(case: str) -> None:
+def test_objects_are_closed_unless_the_schema_says_otherwise(case: str) -> None:
     schema, good, bad = CASES[case]
     before = json.dumps(schema)
     for value in good:
         assert accepts(schema, value), value
         assert jsonschema_rs.is_valid(schema, value)
     assert not [value for value in bad if accepts(schema, value)]
-    assert json.dumps(schema) == before, "the request's own schema does not change"
+    assert json.dumps(schema) == before, "the schema of the request is not modified"
 
 
-def test_a_oneof_whose_branches_may_both_match_is_not_hidden_by_closing_them() -> None:
+def test_an_ambiguous_oneof_is_refused_even_though_closing_its_branches_would_hide_it() -> None:
     schema = {"oneOf": [A, {"type": "object", "properties": {"b": INT}}]}
     assert not jsonschema_rs.is_valid(schema, {"a": 1})
     with pytest.raises(RequestError, match="oneOf"):
@@ -225,11 +225,11 @@ def test_a_oneof_whose_branches_may_both_match_is_not_hidden_by_closing_them() -
         A | {"enum": list(range(MAX_VALUES))},
     ],
 )
-def test_what_is_not_understood_is_left_as_it_is(schema: Any) -> None:
+def test_schemas_that_are_not_understood_are_left_unchanged(schema: Any) -> None:
     assert bound_schema(schema) is schema
 
 
-def test_what_is_too_deep_is_left_to_be_refused() -> None:
+def test_schemas_that_are_too_deep_are_left_unchanged() -> None:
     schema: Any = A
     for _ in range(5000):
         schema = {"type": "array", "items": schema}
@@ -238,17 +238,17 @@ def test_what_is_too_deep_is_left_to_be_refused() -> None:
     assert isinstance(bound_schema({"type": "object", "properties": wide, **DEFS}), dict)
 
 
-def test_white_space_is_what_was_asked_for() -> None:
+def test_whitespace_is_allowed_only_on_request() -> None:
     for text, is_spaced in (('{"a":1}', True), ('{"a": 1}', True), ('{\n  "a": 1\n}', True), ('{"a":  1}', False)):
         assert accepts(A, text, has_whitespace=True) is is_spaced
         assert accepts(A, text) is (text == '{"a":1}')
-    assert Grammar("json_object") != Grammar("json_object", has_whitespace=True), "compiled apart"
+    assert Grammar("json_object") != Grammar("json_object", has_whitespace=True), "they are compiled separately"
     first = Random().getrandbits(32)
     texts = {seed: written(Grammar("json_object"), Random(seed)) for seed in range(first, first + 20)}
     assert not {seed: text for seed, text in texts.items() if text and has_white_space(text)}
 
 
-def test_a_schema_may_not_say_otherwise_behind_the_servers_back() -> None:
+def test_a_schema_cannot_override_the_servers_guidance_options() -> None:
     schema = A | {"x-guidance": {"whitespace_flexible": True, "lenient": True}}
     assert not accepts(schema, '{"a": 1}')
     assert '"whitespace_flexible": false' in json_rule(schema)
@@ -270,6 +270,6 @@ def test_a_schema_may_not_say_otherwise_behind_the_servers_back() -> None:
         ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, ["7"], ["4", "9" * 20]),
     ],
 )
-def test_integers_without_a_bound_fit_into_64_bits(schema: Any, good: list[str], bad: list[str]) -> None:
+def test_unbounded_integers_fit_into_64_bits(schema: Any, good: list[str], bad: list[str]) -> None:
     assert all(accepts(schema, text) for text in good)
     assert not any(accepts(schema, text) for text in bad)

@@ -1,4 +1,4 @@
-"""What a CPU captures is bounded in number and bytes, and every batch still has a graph."""
+"""A CPU captures few graphs of bounded size, and every batch still has one."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PREFILLS = [(16, 3), (200, 5), (256, 5), (1000, 129), (2048, 9), (8192, 65), (16
 
 
 @pytest.mark.parametrize(("max_tokens", "max_requests"), PREFILLS)
-def test_few_prefill_buckets_hold_whatever_all_of_them_held(max_tokens: int, max_requests: int) -> None:
+def test_few_prefill_buckets_hold_every_batch_that_all_of_them_hold(max_tokens: int, max_requests: int) -> None:
     every = prefill_buckets(max_tokens, max_requests)
     few = few_buckets(every, "tokens")
     rows = [bucket["tokens"] for bucket in few]
@@ -26,17 +26,16 @@ def test_few_prefill_buckets_hold_whatever_all_of_them_held(max_tokens: int, max
 
 
 @pytest.mark.parametrize("largest", [1, 3, 4, 64, 256])
-def test_few_decode_buckets_have_the_smallest_and_the_largest(largest: int) -> None:
+def test_few_decode_buckets_include_the_smallest_and_the_largest(largest: int) -> None:
     every = tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(largest))
     few = few_buckets(every, "tokens")
     assert {few[0], few[-1]} == {every[0], every[-1]} and len(few) <= 9
 
 
-def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(
+def test_an_engine_for_8192_rows_takes_little_memory_and_replays_everything(
     made: tiny.Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Attention over every request at its longest, which a recorded body would have to compute, holds 2 GiB for a graph
-    of so many rows."""
+    """A graph of 8192 rows would take 2 GiB: its recorded body computes attention over every request at its longest."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
     llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
     assert "a step on a CPU has at most 1024 tokens, not 8192" in caplog.text

@@ -1,4 +1,4 @@
-"""The engine against transformers' generate: the same tokens whatever is switched on, and nothing left behind."""
+"""The engine against transformers' generate: the same tokens with any options, and nothing left behind."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 def make_prompts(made: tiny.Tiny, count: int, seed: int) -> dict[str, Prompt]:
-    """Prompts of many lengths; two begin alike, two are the same, and some have images where the family can see."""
+    """Prompts of many lengths. Two share a prefix, two are equal, and some have images if the family supports them."""
     rng = np.random.default_rng(seed)
     has_images = made.name in tiny.VISION
     prompts = [random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)]
@@ -47,8 +47,8 @@ def tokens(engine: Engine, prompts: dict[str, Prompt], params: SamplingParams = 
     return {name: answer.token_ids for name, answer in run(engine, prompts, params).items()}
 
 
-def has_something_to_improve(engine: Engine) -> bool:
-    """Asked through a function, as the answer changes."""
+def can_capture(engine: Engine) -> bool:
+    """A function, because mypy would take the property for constant."""
     return engine.idle.can_capture
 
 
@@ -63,7 +63,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers_whatever_is_on(loaded: Load, family: str) -> None:
+def test_greedy_tokens_match_transformers_with_any_options(loaded: Load, family: str) -> None:
     made, model = loaded(family)
     prompts = make_prompts(made, 9, seed=1)
     expected = expect(made, prompts)
@@ -71,7 +71,7 @@ def test_greedy_tokens_are_those_of_transformers_whatever_is_on(loaded: Load, fa
         engine = build(model, made.folder, options)
         assert tokens(engine, prompts) == expected, options
         if options.has_prefix_cache:
-            assert tokens(engine, prompts) == expected, f"found in the cache: {options}"
+            assert tokens(engine, prompts) == expected, f"from the prefix cache: {options}"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 17])
@@ -102,19 +102,19 @@ def test_a_prefix_is_found_again_with_its_images(loaded: Load) -> None:
     assert engine.scheduler.stats().prefix_hit_tokens > 0
     hits = engine.scheduler.stats().prefix_hit_tokens
     assert tokens(engine, {"c": other}) == {"c": oracle_tokens(made, other, 8)}
-    assert engine.scheduler.stats().prefix_hit_tokens == hits, "the same placeholder tokens, other pixels"
+    assert engine.scheduler.stats().prefix_hit_tokens == hits, "the placeholder tokens are equal, but not the pixels"
 
 
-def test_an_answer_is_found_again_only_where_it_was(loaded: Load) -> None:
-    """Outputs follow the last time step of a video, text in a prompt does not: in the prompt of the next turn an
-    answer lies elsewhere, and what was computed for it would be wrong."""
+def test_an_answer_is_reused_only_at_its_own_positions(loaded: Load) -> None:
+    """Outputs get positions after a video's last time step, text in a prompt does not. So an answer has other positions
+    in the prompt of the next turn, where its cached rows would be wrong."""
     made, model = loaded("qwen2_5_vl")
     rng = np.random.default_rng(21)
     question, later = rng.integers(3, 99, 21).tolist(), rng.integers(3, 99, 5).tolist()
 
     def prompt(ids: list[int], steps: int) -> Prompt:
         positions = text_positions(len(ids))
-        positions[0, 4:8] += np.arange(4) * steps  # as of a video with four frames
+        positions[0, 4:8] += np.arange(4) * steps  # like a video with four frames
         return Prompt(np.asarray(ids, np.int32), positions, rope_delta(positions))
 
     params = replace(GREEDY, max_tokens=20, ignore_eos=True, logprobs=0)
@@ -132,7 +132,7 @@ def test_an_answer_is_found_again_only_where_it_was(loaded: Load) -> None:
         assert (hits > len(question)) == finds_answer, f"{hits} of {len(question)} + {len(answer)} tokens"
 
 
-def test_one_prompt_of_two_requests_is_counted_once(loaded: Load) -> None:
+def test_pixels_of_a_prompt_shared_by_two_requests_are_released(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     prompt = random_prompt(made, np.random.default_rng(5), num_images=1)
     engine = build(model, made.folder, Options())
@@ -141,7 +141,7 @@ def test_one_prompt_of_two_requests_is_counted_once(loaded: Load) -> None:
 
 
 def prompt_scores(answer: Any) -> dict[int, float]:
-    """Log-probabilities by the place of their token."""
+    """Log-probabilities by position of their token."""
     parts = [update.prompt_scores for update in answer.updates if update.prompt_scores is not None]
     return {part.start + i: float(score) for part in parts for i, score in enumerate(part.scores.chosen)}
 
@@ -149,16 +149,14 @@ def prompt_scores(answer: Any) -> dict[int, float]:
 class TestLogprobs:
     @pytest.mark.parametrize("mode", [None, Mode.FULL])
     @pytest.mark.parametrize("family", ["qwen3_vl", "llama", "gemma3_vl"])
-    def test_prompt_and_output_logprobs_are_those_of_transformers(
-        self, loaded: Load, family: str, mode: Mode | None
-    ) -> None:
+    def test_prompt_and_output_logprobs_match_transformers(self, loaded: Load, family: str, mode: Mode | None) -> None:
         made, model = loaded(family)
         rng = np.random.default_rng(3)
         prompts = {f"r{i}": random_prompt(made, rng, i % 2 if made.name in tiny.VISION else 0) for i in range(4)}
         params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=2)
         options = Options(mode=mode, prefill_chunk=7, has_prefix_cache=True, strict=mode is not None)
         engine = build(model, made.folder, options)
-        for attempt in range(2):  # the second time the prefix cache is full
+        for attempt in range(2):  # the second time, the prompt is in the prefix cache
             answers = run(engine, prompts, params)
             for name, prompt in prompts.items():
                 self.check(made, prompt, answers[name], f"{name} attempt {attempt}")
@@ -187,8 +185,8 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("chunk", [0, 7])
     @pytest.mark.parametrize("start", [0, 1, 2, 9, 17, 29, 30, 99])
-    def test_scores_may_begin_later(self, loaded: Load, chunk: int, start: int) -> None:
-        """Then they are what they are in a whole, and the prompt before them may come from the prefix cache."""
+    def test_prompt_scores_may_start_later(self, loaded: Load, chunk: int, start: int) -> None:
+        """They equal those of the whole prompt, and earlier rows may come from the prefix cache."""
         made, model = loaded("llama")
         prompt = text_prompt(np.random.default_rng(5).integers(10, 90, 30).tolist())
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -226,7 +224,7 @@ class TestSampling:
         greedy = run(engine, {"g": prompt}, replace(params, temperature=0))
         assert {tuple(a.token_ids) for a in greedy.values()} == {tuple(oracle_tokens(made, prompt, 8))}
 
-    def test_penalties_bias_and_allowed_tokens_reach_the_choice(self, loaded: Load) -> None:
+    def test_penalties_bias_and_allowed_tokens_change_the_choice(self, loaded: Load) -> None:
         made, model = loaded("llama")
         prompt = text_prompt([5, 6, 7, 8])
         engine = build(model, made.folder, Options(mode=Mode.FULL))
@@ -252,7 +250,7 @@ class TestSampling:
         assert tokens(engine, prompts, params) == roomy
         assert engine.scheduler.stats().preemptions > 0
 
-    def test_stop_tokens_and_least_lengths(self, loaded: Load) -> None:
+    def test_stop_tokens_and_min_tokens(self, loaded: Load) -> None:
         made, model = loaded("llama")
         prompt = text_prompt([5, 6, 7, 8])
         engine = build(model, made.folder, Options())
@@ -286,9 +284,7 @@ def test_pixels_on_the_host_are_bounded(loaded: Load) -> None:
 
 
 class TestSurvival:
-    def test_logits_that_are_no_numbers_end_only_their_request(
-        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nan_logits_end_only_their_request(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("llama")
         prompts = make_prompts(made, 5, seed=6)
         expected = expect(made, prompts)
@@ -297,7 +293,7 @@ class TestSurvival:
         try:
             assert not any(98 in [*p.token_ids, *expected[name]] for name, p in prompts.items())
             model.decoder.embedding.weight.data[98] = float("nan")
-            # the head is tied: its row of NaN must not make every logit row bad
+            # the head is tied: its NaN row must not spoil every row of logits
             logits = model.decoder.logits
             monkeypatch.setattr(model.decoder, "logits", lambda hidden: _without_column(logits(hidden), hidden))
             engine = build(model, made.folder, Options())
@@ -330,8 +326,8 @@ class TestSurvival:
         expected = expect(made, prompts)
         assert all(answers[name].token_ids == expected[name] for name in names if name not in failed)
 
-    def test_a_device_that_is_lost_ends_the_engine(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
+    def test_a_lost_device_ends_the_engine(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Failing every later request one by one would be no use: the engine must end, so that its watchers notice."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("an illegal memory access")))
@@ -341,23 +337,23 @@ class TestSurvival:
         with pytest.raises(EngineDeadError, match=r"the GPU cannot continue: CUDA error: lost$"):
             engine.step()
 
-    def test_what_fails_in_an_idle_moment_is_told_and_no_more(
+    def test_a_failed_idle_capture_is_reported_and_harms_nothing(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("saccade.execution.executor.EXACT_VISION_AFTER", 1)
         made, model = loaded("qwen3_vl")
         both = frozenset({Tier.CAPACITY, Tier.EXACT})
         engine = build(model, made.folder, Options(mode=Mode.FULL, max_units=32, vision_tiers=both))
-        assert not has_something_to_improve(engine) and engine.idle.capture_next() is None
+        assert not can_capture(engine) and engine.idle.capture_next() is None
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
-        assert has_something_to_improve(engine)
+        assert can_capture(engine)
         monkeypatch.setattr(executor_of(engine), "capture_layout", _raise(torch.OutOfMemoryError("no memory")))
         assert isinstance(engine.idle.capture_next(), torch.OutOfMemoryError)
         assert tokens(engine, prompts) == expect(made, prompts)
-        assert not has_something_to_improve(engine), "it is not tried again"
+        assert not can_capture(engine), "the capture is not tried again"
 
-    def test_a_weight_that_was_replaced_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_replaced_weight_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(mode=Mode.FULL, strict=True))
         prompts = make_prompts(made, 2, seed=3)
@@ -367,7 +363,7 @@ class TestSurvival:
         answers = run(engine, prompts, GREEDY)
         assert all("layers.1.mlp.down.weight" in answer.finish.detail for answer in answers.values())
 
-    def test_stop_tokens_beyond_the_vocabulary_hurt_nobody(self, loaded: Load) -> None:
+    def test_stop_tokens_beyond_the_vocabulary_are_harmless(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=5)
@@ -377,10 +373,10 @@ class TestSurvival:
 
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
     @pytest.mark.parametrize("place", ["compose", "run", "sample", "wait"])
-    def test_an_interrupted_step_is_still_accounted_for(
+    def test_an_interrupted_step_is_still_committed(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, num_steps: int
     ) -> None:
-        """Ctrl-C at any step, with a plan in flight or none, leaves no plan open for ever."""
+        """Ctrl-C at any step, with or without a plan in flight, leaves no plan uncommitted."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
@@ -401,7 +397,7 @@ class TestSurvival:
         assert not engine.has_work
         assert tokens(engine, prompts) == expect(made, prompts)
 
-    def test_a_device_error_that_only_shows_at_the_wait_ends_its_step(
+    def test_a_device_error_that_shows_only_when_waiting_fails_its_step(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made, model = loaded("llama")
@@ -416,10 +412,10 @@ class TestSurvival:
 
     @pytest.mark.parametrize("error", [RuntimeError("no luck"), KeyboardInterrupt()])
     @pytest.mark.parametrize("place", ["composer", "executor"])
-    def test_passes_of_a_step_that_was_not_launched_to_its_end_are_over_before_it_is_committed(
+    def test_passes_of_a_partly_launched_step_end_before_it_is_committed(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
     ) -> None:
-        """They read pages of images that a later plan may give to others, whose passes run on a stream beside them."""
+        """They may still read pages of images that a later plan gives to other requests."""
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         log: list[str] = []
@@ -438,7 +434,7 @@ class TestSurvival:
         assert answers["a"].finish.reason is FinishReason.ERROR and answers["a"].token_ids == []
         assert log[:2] == ["over", "commit"]
 
-    def test_an_image_that_failed_for_one_request_is_encoded_again_for_another(self, loaded: Load) -> None:
+    def test_an_image_that_failed_for_one_request_is_encoded_again_for_others(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
@@ -461,7 +457,7 @@ class TestSurvival:
         assert answers["b"].token_ids == oracle_tokens(made, prompt, 8)
         assert len(engine._free_sequences) == 2
 
-    def test_more_images_than_frames_of_a_pass_take_several_passes(self, loaded: Load) -> None:
+    def test_more_images_than_a_pass_has_frames_take_several_passes(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         options = Options(mode=Mode.FULL, max_units=256, max_tokens=256, max_model_len=400, num_blocks=200, strict=True)
         engine = build(model, made.folder, replace(options, max_num_seqs=3))
@@ -510,7 +506,7 @@ class TestSurvival:
         assert len(engine._free_sequences) == executor_of(engine).state.max_sequences
         assert not engine._pixels.nbytes and not engine._live
 
-    def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
+    def test_bad_requests_are_refused_and_leave_nothing_behind(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_model_len=64))
         with pytest.raises(RequestError, match="prompt has 70 tokens; with room for an answer the limit is 63"):
@@ -522,11 +518,11 @@ class TestSurvival:
         assert not engine.has_work
         assert tokens(engine, {"good": text_prompt([5, 6])})["good"]
 
-    def test_a_full_queue_says_when_to_come_back(self, loaded: Load) -> None:
+    def test_a_full_queue_says_when_to_retry(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         engine.scheduler.settings = replace(engine.scheduler.settings, max_queued_requests=3)
-        for i in range(5):  # two of them are about to run
+        for i in range(5):  # two of them start with the next step
             engine.add(f"r{i}", text_prompt([5, 6]), GREEDY)
         with pytest.raises(CapacityError) as refused:
             engine.add("r5", text_prompt([5, 6]), GREEDY)
@@ -542,7 +538,7 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 
 def _noted(log: list[str], word: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, written down before it is made."""
+    """The same call, logged before it is made."""
 
     def noted(*args: Any) -> Any:
         log.append(word)
@@ -557,7 +553,7 @@ def _without_column(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class TestVisionTimes:
-    def test_encoded_images_have_a_time_within_the_prefill(self, loaded: Load) -> None:
+    def test_vision_time_is_within_the_prefill_time(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         rng = np.random.default_rng(21)
         engine = build(model, made.folder, Options(has_prefix_cache=True))
@@ -566,18 +562,18 @@ class TestVisionTimes:
         assert found["seen"] is not None and found["text"] is not None
         assert 0 < found["seen"]["vision"] <= found["seen"]["prefill"] and "vision" not in found["text"]
         again = run(engine, {"again": prompts["seen"]}, GREEDY)["again"].updates[-1].timings
-        assert again is not None and "vision" not in again, "what is in the cache is not encoded"
+        assert again is not None and "vision" not in again, "cached images are not encoded again"
 
-    def test_steps_that_encode_are_summed_up(self, loaded: Load) -> None:
+    def test_vision_times_of_several_steps_are_summed(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(prefill_chunk=7, max_units=4))
         prompt = random_prompt(made, np.random.default_rng(22), num_images=3, length=20)
         [answer, fork] = run(engine, {"r": prompt}, replace(GREEDY, n=2)).values()
         timings, forked = answer.updates[-1].timings, fork.updates[-1].timings
         assert timings is not None and 0 < timings["vision"] <= timings["prefill"]
-        assert forked is not None and "vision" not in forked, "its images were its parent's"
+        assert forked is not None and "vision" not in forked, "its images were encoded for its parent"
 
-    def test_an_aborted_request_tells_of_what_was_done(self, loaded: Load) -> None:
+    def test_an_aborted_request_reports_its_vision_time(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         engine.add("r", random_prompt(made, np.random.default_rng(23), num_images=1), GREEDY)
@@ -586,7 +582,7 @@ class TestVisionTimes:
         assert update.timings is not None and update.timings["vision"] > 0
         finish(engine, [])
 
-    def test_a_pass_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_vision_pass_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         monkeypatch.setattr(executor_of(engine).encoder, "run", lambda one: 1 / 0)
@@ -595,9 +591,7 @@ class TestVisionTimes:
         timings = answers["r"].updates[-1].timings
         assert timings is not None and "vision" not in timings
 
-    def test_images_that_were_encoded_for_a_step_that_failed_have_one(
-        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_images_encoded_for_a_failed_step_have_a_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("no luck")))
@@ -608,7 +602,7 @@ class TestVisionTimes:
 
 
 class TestLap:
-    """On a device: events on the stream of the passes, which nobody waits for."""
+    """On a GPU: events on the stream of the passes, which the host never waits for."""
 
     def test_events_are_recorded_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         num_recorded = 0
@@ -636,8 +630,8 @@ class TestLap:
         lap.begin.is_done = lap.end.is_done = True
         assert lap.seconds() == 0.0125
 
-    def test_a_lap_is_of_the_vision_pass_alone(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Language steps run on the same stream, before its beginning and after its end."""
+    def test_a_lap_times_the_vision_pass_alone(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Language steps run on the same stream, before it begins and after it ends."""
         log: list[str] = []
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())

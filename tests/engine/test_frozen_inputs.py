@@ -1,4 +1,4 @@
-"""Whichever input of whichever pass a capture freezes: verification finds it, and so does the audit."""
+"""Verification and audit find every input that a capture could freeze, in every pass."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ from tests.engine.rig import Options, build, executor_of
 
 Load = Callable[[str], Loaded]
 SIZES = Options(mode=None, max_tokens=24, max_num_seqs=24, max_units=40, num_blocks=80, max_model_len=64)
-# One row each, whatever the batch is: no replay shows that it is frozen, but the audit does.
+# It is the same in every batch (one row per request), so no replay shows that it is frozen, but the audit does.
 CONSTANT = {("decode", "query_start")}
 NO_ROTARY = {("vision", "positions")}
-# Phases with inputs of their own: windows, deepstack, limits. The others are those of the first family.
+# Phases whose inputs differ from those of the first family: windows, deepstack, limits.
 PHASES = {
     "qwen3_vl": ("vision", "prefill", "decode", "head", "sample"),
     "qwen2_5_vl": ("vision",),
@@ -43,7 +43,7 @@ def new_executor(loaded: Loaded) -> DeviceExecutor:
 
 
 def captured(runner: GraphRunner, frame: type[Frame], monkeypatch: pytest.MonkeyPatch) -> GraphRunner:
-    """With the largest bucket alone."""
+    """Captures only the largest bucket."""
     largest = max(runner.phase.buckets, key=lambda bucket: (bucket[runner.phase.rows], sum(bucket.values())))
     thin = GraphRunner(replace(runner.phase, buckets=(largest,)), GraphSettings(tiers=frozenset({Tier.CAPACITY})))
     with monkeypatch.context() as patched:
@@ -53,7 +53,7 @@ def captured(runner: GraphRunner, frame: type[Frame], monkeypatch: pytest.Monkey
 
 
 def freezing(name: str) -> type[Frame]:
-    """Frames that hand out a copy of one buffer, as a host value read at capture would be."""
+    """Frames that hand out a copy of one buffer, like a host value that is read at capture."""
 
     class Freezing(Frame):
         def __getitem__(self, asked: str) -> Tensor:
@@ -67,12 +67,12 @@ def freezing(name: str) -> type[Frame]:
 
 
 def _copied(view: Tensor) -> Tensor:
-    """Past the recording, or it would be made anew at every replay."""
+    """Hidden from the recording, which would otherwise repeat the copy at every replay."""
     return torch.from_numpy(view.numpy().copy())
 
 
 def install(executor: DeviceExecutor, runner: GraphRunner) -> None:
-    """In place of the phase's own; no other phase has graphs, so this one alone is verified."""
+    """Replaces the phase's own runner. No other phase has graphs, so only this one is verified."""
     if runner.phase.name == "vision":
         assert executor.encoder is not None
         executor.encoder.graphs = runner
@@ -82,7 +82,7 @@ def install(executor: DeviceExecutor, runner: GraphRunner) -> None:
 
 
 @pytest.mark.parametrize("family", PHASES)
-def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_frozen_input_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = new_executor(loaded(family))
     unnoticed, unread = set(), set()
     for runner in [one for one in executor.phases if one.phase.name in PHASES[family]]:
@@ -100,4 +100,4 @@ def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypat
         install(executor, runner)
     no_rotary = NO_ROTARY if family == "gemma3_vl" else set()
     assert unnoticed == {one for one in CONSTANT if one[0] in PHASES[family]} | no_rotary
-    assert unread == no_rotary, "the audit finds every frozen input but those that no node reads"
+    assert unread == no_rotary, "the audit finds every frozen input that a node reads"

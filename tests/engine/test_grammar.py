@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar: on a model with random weights, which would never do so by itself."""
+"""Outputs that follow a grammar, from a model with random weights, which would never do so by itself."""
 
 import json
 import re
@@ -43,7 +43,7 @@ OPTIONS = Options(max_model_len=200, num_blocks=200)
 
 
 class Words:
-    """A vocabulary of printable ASCII, a few longer tokens, halves of a character, and rows that mean nothing."""
+    """A vocabulary of printable ASCII, a few longer tokens, halves of a character, and ids without text."""
 
     special_ids = SPECIAL
 
@@ -115,7 +115,7 @@ def random_schema(random: Random, depth: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", [None, Mode.PIECEWISE, Mode.FULL])
-def test_json_validates_and_the_others_of_the_batch_do_not_notice(loaded: Load, mode: Mode | None) -> None:
+def test_json_is_valid_and_other_requests_of_the_batch_are_unaffected(loaded: Load, mode: Mode | None) -> None:
     random = Random(11 if mode is None else len(mode))
     options = replace(OPTIONS, mode=mode, strict=mode is not None, max_num_seqs=10, max_tokens=48)
     engine = make_engine(loaded, options)
@@ -140,7 +140,7 @@ def test_json_validates_and_the_others_of_the_batch_do_not_notice(loaded: Load, 
 
 @pytest.mark.parametrize("end", [40, 116], ids=["a letter", "two letters"])
 def test_an_end_token_is_never_text(end: int) -> None:
-    """Checkpoints name end tokens that no file marks special; taken for text, one would end an answer in a string."""
+    """Some checkpoints do not mark their end tokens as special. Taken for text, one would end an answer in a string."""
     compiler = GrammarCompiler(WORDS, 128, frozenset({end, EOS}))
     matcher = Matcher(compiler.compile(Grammar("json_schema", '{"type": "string"}')).result())
     row = np.full(128 // 32 + 1, -1, dtype=np.int32)
@@ -158,7 +158,7 @@ def test_an_end_token_is_never_text(end: int) -> None:
     assert matcher.is_complete or {end, EOS} <= allowed()
 
 
-def test_any_object_is_json(loaded: Load) -> None:
+def test_a_json_object_grammar_gives_json_objects(loaded: Load) -> None:
     engine = make_engine(loaded)
     prompts = prompts_for(loaded, [f"r{i}" for i in range(6)])
     params = {
@@ -181,7 +181,7 @@ def test_texts_match_a_regular_expression(loaded: Load, pattern: str) -> None:
             assert re.fullmatch(pattern, WORDS.text(answer)), WORDS.text(answer)
 
 
-def test_choices_are_made_among_those_given(loaded: Load) -> None:
+def test_answers_are_among_the_given_choices(loaded: Load) -> None:
     engine = make_engine(loaded)
     choices = ["yes", "no", "no more", 'say "é"\n', "12"]
     params = SamplingParams(grammar=Grammar("choice", json.dumps(choices)), n=16, seed=5, temperature=2, max_tokens=30)
@@ -191,7 +191,7 @@ def test_choices_are_made_among_those_given(loaded: Load) -> None:
     assert texts <= set(choices) and len(texts) >= 3
 
 
-def test_lark_may_hold_schemas(loaded: Load) -> None:
+def test_lark_grammars_may_contain_schemas(loaded: Load) -> None:
     engine = make_engine(loaded)
     lark = 'start: "<t>" body "</t>"\nbody: %json {"type": "object", "properties": {"a": {"type": "boolean"}},' + (
         ' "required": ["a"], "additionalProperties": false}'
@@ -213,7 +213,7 @@ def test_a_grammar_chooses_like_a_list_of_allowed_tokens(loaded: Load, temperatu
     assert found.token_ids == expected.token_ids
 
 
-def test_scores_are_the_models_own(loaded: Load) -> None:
+def test_scores_ignore_the_grammar(loaded: Load) -> None:
     engine = make_engine(loaded)
     prompts = prompts_for(loaded, ["r"], seed=6)
     params = SamplingParams(grammar=Grammar("regex", "[0-9]{8}"), temperature=1, seed=3, max_tokens=20, logprobs=2)
@@ -229,7 +229,7 @@ def test_scores_are_the_models_own(loaded: Load) -> None:
 
 
 class TestEnds:
-    def test_an_output_that_is_complete_ends_without_another_pass(self, loaded: Load) -> None:
+    def test_a_complete_output_ends_without_another_pass(self, loaded: Load) -> None:
         engine = make_engine(loaded)
         answer = ask(engine, loaded, Grammar("regex", "a{5}"), temperature=0)
         assert WORDS.text(answer) == "aaaaa" and is_whole(answer)
@@ -241,14 +241,14 @@ class TestEnds:
         assert is_whole(answer) and answer.token_ids[-1] == EOS
 
     @pytest.mark.parametrize("how", [{"min_tokens": 12}, {"ignore_eos": True}])
-    def test_ends_that_are_forbidden_wait_as_long_as_something_else_is_left(
+    def test_forbidden_end_tokens_are_avoided_while_other_tokens_are_allowed(
         self, loaded: Load, how: dict[str, Any]
     ) -> None:
         engine = make_engine(loaded)
         answer = ask(engine, loaded, Grammar("regex", "c{0,15}"), logit_bias={EOS: 100.0}, **how)
         assert is_whole(answer) and 12 <= len(WORDS.text(answer)) <= 15
 
-    def test_a_grammar_that_ends_early_ends_before_the_least_length(self, loaded: Load) -> None:
+    def test_a_complete_grammar_ends_an_answer_before_min_tokens(self, loaded: Load) -> None:
         answer = ask(make_engine(loaded), loaded, Grammar("choice", '["hi", "hello"]'), min_tokens=50)
         assert is_whole(answer) and WORDS.text(answer) in ("hi", "hello")
 
@@ -262,7 +262,7 @@ class TestEnds:
         assert answer.finish.detail == 90 and answer.token_ids[-1] == 90
 
 
-def test_outputs_are_rebuilt_after_preemption(loaded: Load) -> None:
+def test_matchers_are_rebuilt_after_preemption(loaded: Load) -> None:
     names = [f"r{i}" for i in range(6)]
     params = {
         name: SamplingParams(grammar=Grammar("regex", f"[{name[1]}a-e]{{30}}!"), temperature=1, seed=i, max_tokens=50)
@@ -277,7 +277,7 @@ def test_outputs_are_rebuilt_after_preemption(loaded: Load) -> None:
     assert all(is_whole(answer) for answer in answers.values())
 
 
-def test_a_request_that_cannot_go_on_ends_alone(loaded: Load) -> None:
+def test_a_request_without_allowed_tokens_ends_alone(loaded: Load) -> None:
     engine = make_engine(loaded)
     prompts = prompts_for(loaded, ["bad", "good", "plain"])
     good = SamplingParams(grammar=Grammar("regex", "[a-c]{20}"), seed=1, max_tokens=40)
@@ -290,7 +290,7 @@ def test_a_request_that_cannot_go_on_ends_alone(loaded: Load) -> None:
     assert re.fullmatch("[a-c]{20}", WORDS.text(answers["good"])) and answers["plain"].token_ids == expected
 
 
-def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parser_panic_ends_only_its_requests(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     class Panic(BaseException):
         pass
 
@@ -314,7 +314,7 @@ def test_without_a_vocabulary_a_grammar_is_refused(loaded: Load) -> None:
     assert not engine.has_work
 
 
-def test_compiled_grammars_are_kept_and_matchers_are_their_own(loaded: Load) -> None:
+def test_compiled_grammars_are_cached_and_matchers_are_independent(loaded: Load) -> None:
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     first = compiler.compile(Grammar("regex", "ab*"))
     assert compiler.compile(Grammar("regex", "ab*")) is first
@@ -328,7 +328,7 @@ def test_compiled_grammars_are_kept_and_matchers_are_their_own(loaded: Load) -> 
 
 @contextmanager
 def occupied(compiler: GrammarCompiler) -> Iterator[None]:
-    """Nothing is compiled inside."""
+    """Keeps the compiler's thread busy, so that nothing is compiled inside."""
     started, release = Event(), Event()
 
     def occupy() -> None:
@@ -351,12 +351,12 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
         compiler.forget(Grammar("regex", "never asked for"), forgotten)
     assert kept.result(120) is not None and forgotten.cancelled()
     again = compiler.compile(Grammar("regex", "b"))
-    assert again.result(120) is not None, "it can be asked for again"
+    assert again.result(120) is not None, "it can be compiled later"
     compiler.forget(Grammar("regex", "b"), again)
-    assert compiler.compile(Grammar("regex", "b")).done(), "what was compiled is kept"
+    assert compiler.compile(Grammar("regex", "b")).done(), "compiled grammars are kept"
 
 
-def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_grammars_are_never_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 3)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     grammars = [Grammar("regex", letter) for letter in "abcdefgh"]
@@ -368,8 +368,8 @@ def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyP
     assert len(compiler._compiled) == 3 and compiler.compile(grammars[-1]) is waiting[-1]
 
 
-def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own was compiled and evicted, while another waits for the same once more."""
+def test_forgetting_an_evicted_grammar_keeps_a_newer_future_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forgotten future was compiled and evicted; another request waits for the same grammar."""
     monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 1)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     old = compiler.compile(Grammar("regex", "a"))
@@ -383,7 +383,7 @@ def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPat
 
 
 class Commands:
-    """A socket with these commands, then none."""
+    """A socket that delivers these commands."""
 
     def __init__(self, commands: list[list[bytes]]) -> None:
         self._left = commands
@@ -397,7 +397,7 @@ class Commands:
         return [SimpleNamespace(buffer=memoryview(frame)) for frame in self._left.pop(0)]
 
 
-def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
+def test_a_deadline_can_pass_while_a_grammar_is_compiled(loaded: Load) -> None:
     engine, told = make_engine(loaded), list[Any]()
     assert engine._grammars is not None
     head, arrays = pack_prompt(prompts_for(loaded, ["r"])["r"])
@@ -426,27 +426,27 @@ def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
 
 class TestMasks:
     def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
-        """Composed, and then obeyed."""
+        """Computes masks, applies them to logits, and returns the tokens that remain."""
         mask = Masks(120).compute(rows)
         state = SimpleNamespace(logits=torch.zeros(8, 120), edited=torch.ones(8, 120), sampling=sampling_for("cpu"))
         Logits(cast(Any, state), torch.zeros(0), num_turns=2).edit(8, (), mask, turn=1)
         return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in state.edited]
 
-    def test_rows_between_are_left_alone(self) -> None:
+    def test_rows_between_masked_rows_are_left_alone(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
         a, b = (Matcher(compiler.compile(Grammar("regex", letter)).result()) for letter in "ab")
         found = self.allowed([MaskedRow(5, a), MaskedRow(2, b)])
         assert found[5] == {68} and found[2] == {69}
         assert all(len(found[row]) == 120 for row in range(8) if row not in (2, 5))
 
-    def test_what_is_forbidden_is_allowed_where_nothing_else_is(self) -> None:
+    def test_forbidden_tokens_are_allowed_if_nothing_else_is(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
         grammar = compiler.compile(Grammar("regex", "cd*")).result()
         first, second, third = Matcher(grammar), Matcher(grammar, (70,)), Matcher(grammar, (70,))
         found = self.allowed([MaskedRow(0, first, (70, 10**6)), MaskedRow(1, second, (EOS,)), MaskedRow(2, third)])
         assert found[:3] == [{70}, {71}, {71, EOS}]
 
-    def test_only_what_is_allowed_is_allowed(self) -> None:
+    def test_tokens_outside_the_allowed_list_are_never_allowed(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
         grammar = compiler.compile(Grammar("regex", "[a-d]x")).result()
         first, none = Matcher(grammar), Matcher(grammar)
@@ -455,7 +455,7 @@ class TestMasks:
         assert found[0] == {69, 71} and first.error is None
         assert none.error == NO_TOKEN
 
-    def test_the_end_that_no_model_has_is_nothing_to_choose(self) -> None:
+    def test_the_artificial_end_token_cannot_be_chosen(self) -> None:
         compiler = GrammarCompiler(WORDS, 120)
         matcher = Matcher(compiler.compile(Grammar("regex", "a*")).result(), (68,))
         assert self.allowed([MaskedRow(0, matcher, (68,))])[0] == {68}
@@ -469,11 +469,11 @@ class TestMasks:
 
 
 class TestPlans:
-    """Which rows are planned: a pure matter of the scheduler."""
+    """Which rows the scheduler plans for requests with a grammar."""
 
     GRAMMAR = SamplingParams(grammar=Grammar("regex", "a+"), max_tokens=6, seed=0)
 
-    def test_no_row_is_planned_before_the_last_token_is_known(self) -> None:
+    def test_no_output_is_planned_before_the_last_token_is_known(self) -> None:
         scheduler = make_scheduler(SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64))
         scheduler.add(make_request("g", [5, 6, 7], params=self.GRAMMAR))
         scheduler.add(make_request("p", [5, 6, 8], params=replace(self.GRAMMAR, grammar=None)))
@@ -489,15 +489,15 @@ class TestPlans:
                 scheduler.commit(done, {chunk.request_id: [9] for chunk in done.chunks})
         assert rows[:4] == [{"g", "p"}, {"p"}, {"g", "p"}, {"p"}]
 
-    def test_an_end_that_a_grammar_let_through_is_the_end(self) -> None:
+    def test_an_end_token_allowed_by_the_grammar_ends_the_request(self) -> None:
         for how in ({"ignore_eos": True}, {"min_tokens": 5}, {}):
             request = make_request("g", [5], params=replace(self.GRAMMAR, **how))
             request.max_outputs = 6
             request.output_ids.append(next(iter(request.eos_token_ids)))
-            finish = request.stop_met()
+            finish = request.check_stop()
             assert finish is not None and finish.reason is FinishReason.STOP
 
-    def test_chunks_of_a_prompt_are_not_held_up(self) -> None:
+    def test_prompt_chunks_do_not_wait_for_each_other(self) -> None:
         limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, prefill_chunk_tokens=4)
         scheduler = make_scheduler(limits)
         scheduler.add(make_request("g", list(range(5, 17)), params=self.GRAMMAR))
@@ -606,11 +606,11 @@ def test_a_bomb_ends_in_a_refusal_an_error_or_an_answer(loaded: Load, name: str)
         pass
     else:
         assert answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR)
-    assert is_whole(ask(engine, loaded, Grammar("regex", "ok"))), "the next request is not concerned"
+    assert is_whole(ask(engine, loaded, Grammar("regex", "ok"))), "the next request is not affected"
 
 
-def test_what_people_write_is_accepted() -> None:
-    """Shapes of schemas that common libraries produce."""
+def test_schemas_of_common_libraries_are_accepted() -> None:
+    """Schemas of the form that pydantic and similar libraries produce."""
     address = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}}
     person = {
         "$defs": {"Address": address, "Kind": {"enum": ["a", "b"], "type": "string"}},
@@ -633,7 +633,7 @@ def test_what_people_write_is_accepted() -> None:
     check_grammar(Grammar("json_object"))
 
 
-def test_a_grammar_is_a_grammar() -> None:
+def test_only_grammars_of_known_kinds_are_accepted() -> None:
     with pytest.raises(RequestError, match="kind"):
         Grammar("foo", "")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="grammar"):
@@ -641,8 +641,8 @@ def test_a_grammar_is_a_grammar() -> None:
 
 
 @pytest.mark.parametrize("name", ["root", "other"])
-def test_ebnf_is_understood_beside_lark(loaded: Load, name: str) -> None:
-    """As clients of llama.cpp, vLLM and SGLang write it."""
+def test_ebnf_is_accepted_as_well_as_lark(loaded: Load, name: str) -> None:
+    """EBNF as clients of llama.cpp, vLLM and SGLang write it."""
     text = 'root ::= "a" digit{2} | list\nlist ::= "[" (digit ("," digit)*)? "]"\ndigit ::= [0-9] # one\n'
     if name == "other":
         text = text.replace("list", "my-List")

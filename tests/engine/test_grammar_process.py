@@ -1,4 +1,4 @@
-"""Grammars through the engine's own process: compiled there, off the way of other requests."""
+"""Grammars in the engine process, where compiling does not hold up other requests."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def text_of(deltas: list[Delta], index: int = 0) -> str:
 
 
 def letters(engine: AsyncEngine) -> str:
-    """What the vocabulary can write."""
+    """Letters that are tokens of the vocabulary."""
     words = [engine.processor.tokenizer.token_bytes(i) for i in range(100)]
     return "".join(sorted({w.decode() for w in words if len(w) == 1 and w.isalpha()}))
 
@@ -61,15 +61,15 @@ async def stop_strings_stop(engine: AsyncEngine) -> None:
     assert len(text_of(deltas)) < 5
 
 
-async def broken_ones_are_refused(engine: AsyncEngine) -> None:
+async def broken_grammars_are_refused(engine: AsyncEngine) -> None:
     for grammar in (Grammar("regex", "("), Grammar("json_schema", "{"), Grammar("lark", "start: nothing")):
         for _ in range(2):  # also when the refusal is remembered
             with pytest.raises(RequestError, match="refused"):
                 await ask(engine, "bad", SamplingParams(grammar=grammar))
 
 
-async def what_is_given_up_while_it_is_compiled_is_gone(engine: AsyncEngine) -> None:
-    """Grammars that take a while, in front of each other; some callers leave, some are told."""
+async def abandoned_grammars_are_dropped(engine: AsyncEngine) -> None:
+    """Slow grammars queue up. Some callers leave, others get their answers."""
     letter = letters(engine)[1]
     slow = [Grammar("regex", "|".join(f"{letter}{i}" for i in range(k, k + 2500)) + f"|{letter}+") for k in range(4)]
     params = SamplingParams(max_tokens=5, seed=0)
@@ -91,8 +91,8 @@ def test_a_process_follows_grammars(made: tiny.Tiny) -> None:
             scenes: list[Coroutine[Any, Any, None]] = [
                 answers_follow_their_grammars(engine),
                 stop_strings_stop(engine),
-                broken_ones_are_refused(engine),
-                what_is_given_up_while_it_is_compiled_is_gone(engine),
+                broken_grammars_are_refused(engine),
+                abandoned_grammars_are_dropped(engine),
                 answers_follow_their_grammars(engine),
             ]
             for scene in scenes:

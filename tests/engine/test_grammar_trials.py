@@ -1,4 +1,4 @@
-"""Grammars that would never be compiled end in a process of their own, and others are compiled meanwhile."""
+"""Grammars that take forever to compile end in a separate process, and others are compiled meanwhile."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def compiled(compiler: GrammarCompiler, grammar: Grammar) -> Any:
     return compiler.compile(grammar).result(WAIT_S)
 
 
-def test_what_passes_its_trial_is_compiled(compiler: GrammarCompiler) -> None:
+def test_grammars_that_pass_their_trial_are_compiled(compiler: GrammarCompiler) -> None:
     for grammar in (
         Grammar("regex", "ab*"),
         Grammar("json_object"),
@@ -65,7 +65,7 @@ def test_what_passes_its_trial_is_compiled(compiler: GrammarCompiler) -> None:
         assert compiler.compile(grammar).done()
 
 
-def test_what_is_broken_is_refused_as_without_a_trial(compiler: GrammarCompiler) -> None:
+def test_broken_grammars_are_refused_with_the_same_error_as_without_a_trial(compiler: GrammarCompiler) -> None:
     plain = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     for grammar in (Grammar("regex", "("), Grammar("json_schema", "{"), Grammar("lark", "start: nothing")):
         errors = [refused(made.compile(grammar)) for made in (plain, compiler)]
@@ -81,14 +81,14 @@ def refused(future: "Future[Any]") -> RequestError:
 
 
 def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: GrammarCompiler) -> None:
-    """Two of them would take minutes and gigabytes each; usual ones are compiled before any is refused."""
+    """Two of them would take minutes and gigabytes each. Ordinary ones are compiled before they are refused."""
     compiled(compiler, Grammar("regex", "warm"))
     before, num_killed = resident_bytes(), compiler.jobs.killed
     endless = [compiler.compile(Grammar("lark", f"{ENDLESS.text}\nB{i}: /x/")) for i in range(2)]
     wait_for(lambda: num_busy(compiler))
     for i in range(10):
         assert compiled(compiler, Grammar("regex", f"a{{{i + 1}}}")) is not None
-    assert not all(future.done() for future in endless), "usual ones do not wait for them"
+    assert not all(future.done() for future in endless), "ordinary ones do not wait for them"
     for future in endless:
         error = refused(future)
         assert error.status == 400 and "2 seconds of CPU time or 256 MiB" in str(error)
@@ -96,11 +96,11 @@ def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: Gra
     assert compiler.jobs.killed == num_killed + 2 and compiler.jobs.waiting == 0
 
 
-def test_however_many_grammars_may_take_long_others_do_not_wait(
+def test_slow_grammars_do_not_delay_others_however_many_there_are(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty of one caller take 20 seconds of CPU time, one after the other. One of another caller that may take long,
-    too, comes behind one or two of them."""
+    """Forty grammars of one caller take 20 seconds of CPU time in turn. A grammar of another caller that may also take
+    long waits for one or two of them."""
     monkeypatch.setattr(trials, "LIMITS", replace(trials.LIMITS, cpu_s=0.5))
     many = [Grammar("lark", f"{ENDLESS.text}\nC{i}: /x/") for i in range(40)]
     endless = [compiler.compile(grammar, "flood") for grammar in many]
@@ -120,7 +120,7 @@ def test_however_many_grammars_may_take_long_others_do_not_wait(
     wait_for(lambda: all(future.done() for future in endless) and not num_busy(compiler))
 
 
-def test_a_trial_that_nobody_waits_for_is_ended(compiler: GrammarCompiler) -> None:
+def test_an_abandoned_trial_is_ended(compiler: GrammarCompiler) -> None:
     before = set(pids(compiler))
     future = compiler.compile(ENDLESS)
     wait_for(lambda: num_busy(compiler))
@@ -128,11 +128,11 @@ def test_a_trial_that_nobody_waits_for_is_ended(compiler: GrammarCompiler) -> No
     with pytest.raises(CancelledError):
         future.result(WAIT_S)
     wait_for(lambda: not num_busy(compiler) and set(pids(compiler)) != before)
-    assert compiler.compile(ENDLESS) is not future, "it can be asked for again"
+    assert compiler.compile(ENDLESS) is not future, "it can be compiled again"
     compiler.forget(ENDLESS, compiler.compile(ENDLESS))
 
 
-def test_a_trial_whose_process_is_killed_may_be_asked_for_again(compiler: GrammarCompiler) -> None:
+def test_a_grammar_whose_trial_process_was_killed_can_be_tried_again(compiler: GrammarCompiler) -> None:
     future = compiler.compile(ENDLESS)
     wait_for(lambda: num_busy(compiler))
     for pid in pids(compiler):
@@ -146,9 +146,9 @@ def test_a_trial_whose_process_is_killed_may_be_asked_for_again(compiler: Gramma
     assert compiled(compiler, Grammar("regex", "after"))
 
 
-def test_a_grammar_that_unfolds_while_it_is_followed_stays_within_bounds() -> None:
-    """Compiling it takes a millisecond; its states come with the tokens. CPU time and memory of every mask are bounded
-    by llguidance's fuel, and an error is the end of that output alone."""
+def test_a_grammar_that_grows_while_it_is_followed_stays_within_bounds() -> None:
+    """Compiling it takes a millisecond; its states unfold with the tokens. llguidance's fuel bounds CPU time and memory
+    of every mask, and an error ends only that output."""
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     grammar = Grammar("lark", 'start: "a" A\nA: ~/.*a.{12}.*/ & ~/.*b.{12}.*/')
     state, random, before = compiled(compiler, grammar), Random(0), resident_bytes()
@@ -168,7 +168,7 @@ def test_a_grammar_that_unfolds_while_it_is_followed_stays_within_bounds() -> No
     assert worst_s < 2.0 and resident_bytes() - before < 256 * 2**20
 
 
-def test_grammars_that_have_grown_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_that_have_grown_too_much_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     sizes = iter([100, 150, 1000, 1000, 1000])
     monkeypatch.setattr(matcher, "resident_bytes", lambda: next(sizes) * 2**20)
@@ -180,7 +180,7 @@ def test_grammars_that_have_grown_are_not_kept(monkeypatch: pytest.MonkeyPatch) 
         assert len(compiler._compiled) == count
 
 
-def test_no_process_outlives_its_compiler() -> None:
+def test_trial_processes_end_with_their_compiler() -> None:
     made = GrammarCompiler(WORDS, 120, frozenset({EOS}), has_trials=True)
     endless = made.compile(ENDLESS)
     wait_for(lambda: num_busy(made))

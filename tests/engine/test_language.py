@@ -1,4 +1,4 @@
-"""Which buckets the language passes get."""
+"""Buckets of the language passes."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ def test_rows_rise_to_the_largest(largest: int) -> None:
 
 
 @given(st.data())
-def test_any_mixture_of_requests_fits_a_bucket_of_about_its_rows(data: st.DataObject) -> None:
+def test_any_batch_fits_a_bucket_of_about_its_size(data: st.DataObject) -> None:
     most = data.draw(st.integers(2, 300), label="requests")
     largest = data.draw(st.integers(most, 9000), label="tokens")
     tokens = data.draw(st.integers(1, largest), label="rows")
@@ -40,7 +40,7 @@ def test_any_mixture_of_requests_fits_a_bucket_of_about_its_rows(data: st.DataOb
     assert min(b["tokens"] for b in fitting) <= max(rows[min(place + 1, len(rows) - 1)], roomy)
 
 
-def test_few_decoding_requests_are_not_padded_and_many_by_a_quarter_at_most() -> None:
+def test_small_decode_batches_are_not_padded_and_large_ones_by_a_quarter_at_most() -> None:
     buckets = decode_buckets(256)
     assert buckets[:8] == tuple(range(1, 9)) and buckets[-1] == 256
     assert all(b <= 1.25 * a for a, b in pairwise(buckets[7:]))

@@ -23,7 +23,7 @@ from saccade.offline.llm_inputs import read_prompt
 from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
-from saccade.scheduling.pace import FEWEST_ROWS, Backlog
+from saccade.scheduling.pace import MIN_PROMPT_ROWS, Backlog
 from saccade.server.figures.metrics import Facts, Metrics
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
@@ -65,14 +65,14 @@ def test_a_prompt_is_text_or_token_ids(llm: LLM, made: tiny.Tiny) -> None:
 
 
 def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
-    """Passes are timed at the start, and prompts come in pieces while others are answered."""
+    """Passes are timed at start-up, and prompts are computed in chunks while others are answered."""
     prompts = [[5 + i % 90 for i in range(start, start + 120)] for start in range(6)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
-    assert llm.engine.scheduler.pace is None, "steps on a CPU have no limit that nobody asked for"
+    assert llm.engine.scheduler.pace is None, "by default, steps on a CPU have no limit"
     with LLM(made.folder, **SETTINGS, max_step_ms=0.01) as paced:
         scheduler = paced.engine.scheduler
         assert scheduler.pace is not None and scheduler.pace.vision is not None
-        assert scheduler.pace.begin(1, Backlog(120)).prompt_rows_left == FEWEST_ROWS
+        assert scheduler.pace.begin(1, Backlog(120)).prompt_rows_left == MIN_PROMPT_ROWS
         found = [output.outputs[0].token_ids for output in paced.generate(prompts, GREEDY, progress=False)]
     assert found == expected
 
@@ -92,19 +92,19 @@ def test_answers_come_in_the_order_of_the_prompts(
     together = llm.generate(prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in together] == expected * 3
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", ""), "a bar is for terminals"
+    assert (told.out, told.err) == ("", ""), "the progress bar is only for terminals"
 
 
 def test_a_terminal_gets_a_bar_beside_the_output(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe it is a terminal
     llm.generate(["The quick", "What"], GREEDY)
     told = capsys.readouterr()
     assert "2/2" in told.err and told.out == ""
 
 
-def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
+def test_metrics_match_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     def counted() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         return {(one.name, frozenset(one.labels.items())): one.value for one in llm.get_metrics()}
 
@@ -138,7 +138,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
         assert key[0] in counted_in_front or scraped[key] == value, key
 
 
-def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+def test_images_are_accepted_in_every_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     path = tmp_path / "a.png"
@@ -159,7 +159,7 @@ def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.I
     assert llm.executor.vision is not None and llm.executor.vision.stats.fallbacks.total() == 0
 
 
-def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+def test_image_files_may_be_given_as_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
     path = tmp_path / "a, b.png"
     picture.save(path)
     text = {"type": "text", "text": "What is this?"}
@@ -172,7 +172,7 @@ def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image
         [answer] = llm.chat(talk, GREEDY, progress=False)
         shown: list[Any] = [{"role": "user", "content": [{"type": "image", "image": picture}, text]}]
         assert answer.outputs[0].token_ids == oracle_tokens(made, llm.processor.chat(shown), 6)
-        assert isinstance(talk[0]["content"], list) and talk[0]["content"][0] is part, "messages stay as they were"
+        assert isinstance(talk[0]["content"], list) and talk[0]["content"][0] is part, "messages are not modified"
     raw = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": str(path)}}
     given = {"prompt": raw["prompt"], "multi_modal_data": {"image": picture}}
     outputs = [output.outputs[0].token_ids for output in llm.generate([raw, given], GREEDY, progress=False)]
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_decoded_is_named(llm: LLM, picture: Image.Image, 
 
 
 @pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])
-def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
+def test_a_missing_file_is_named(llm: LLM, name: str) -> None:
     with pytest.raises(RequestError, match="is neither an existing file nor a data URL") as refused:
         llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": name}}, GREEDY, progress=False)
     assert repr(name[:80])[1:-1] in str(refused.value) and len(str(refused.value)) < 300
@@ -212,7 +212,7 @@ def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
     ],
     ids=["int64", "uint8", "list", "tuple", "torch", "mapping"],
 )
-def test_token_ids_may_be_numpys(llm: LLM, ids: Any) -> None:
+def test_token_ids_may_be_arrays(llm: LLM, ids: Any) -> None:
     [expected] = llm.generate([5, 6, 7], GREEDY, progress=False)
     for prompts in (ids, [ids]):
         [answer] = llm.generate(prompts, GREEDY, progress=False)
@@ -244,12 +244,12 @@ def test_token_ids_may_be_numpys(llm: LLM, ids: Any) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_refused_with_a_sentence(llm: LLM, ids: Any) -> None:
+def test_invalid_prompts_are_refused_with_a_request_error(llm: LLM, ids: Any) -> None:
     with pytest.raises(RequestError):
         llm.generate(ids, GREEDY, progress=False)
 
 
-def test_what_is_no_conversation_or_no_parameters_is_refused_with_a_sentence(llm: LLM) -> None:
+def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(llm: LLM) -> None:
     for messages in (5, "hello", {"role": "user"}, None, [5]):
         with pytest.raises(RequestError, match="message"):
             llm.chat(messages, GREEDY, progress=False)
@@ -282,14 +282,14 @@ def test_images_and_videos_keep_their_order(llm: LLM) -> None:
             read_prompt({"prompt": f"{image}{video}{image}", "multi_modal_data": given}, llm.processor)
 
 
-def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
+def test_frequent_layouts_get_their_own_graphs_after_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
     prompt = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
     with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
         vision = llm.executor.vision
         assert vision is not None
         before = len(vision.catalogue.exact.graphs)
         for shade in range(4):
-            own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
+            own = Image.new("RGB", (24, 30), (shade, 0, 0))  # a new image of the same layout, so that it is not cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
         assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.idle.can_capture
         replayed = vision.stats.replays.total()
@@ -314,11 +314,11 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
     monkeypatch.setattr(vision.catalogue.exact, "next_pending", lambda: layout)
     monkeypatch.setattr(llm.executor, "capture_layout", fail)
     assert llm.generate("fine", GREEDY, progress=False)[0].finished
-    assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, whatever is left to do"
+    assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, however much could still be captured"
     assert "no memory" in caplog.text
 
 
-def test_logprobs_come_with_the_token_and_the_likeliest(llm: LLM) -> None:
+def test_logprobs_cover_the_chosen_and_the_likeliest_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
     [answer] = llm.generate("The quick brown fox", params, progress=False)
     output = answer.outputs[0]
@@ -353,14 +353,14 @@ def test_a_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 
-def test_a_stop_string_waits_for_the_least_length(llm: LLM) -> None:
+def test_a_stop_string_is_ignored_before_min_tokens(llm: LLM) -> None:
     long = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     text = llm.generate("The quick brown fox", long, progress=False)[0].outputs[0].text
     patient = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[0], min_tokens=5)
     [answer] = llm.generate("The quick brown fox", patient, progress=False)
     output = answer.outputs[0]
     first = llm.processor.tokenizer.detokenizer(is_continued=True).push_all(output.token_ids)
-    assert len(output.token_ids) == 5 and text.startswith(first), "what was asked for, and nothing more"
+    assert len(output.token_ids) == 5 and text.startswith(first), "the text ends at min_tokens"
     assert (output.text, output.finish_reason, output.stop_reason) == (first, "stop", text[0])
 
 
@@ -376,7 +376,7 @@ def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: ti
     with LLM(made.folder, **SETTINGS, enforce_eager=True) as llm:
         few = num_opcodes(lambda: llm.generate(["The quick"] * 60, params), *modules)
         many = num_opcodes(lambda: llm.generate(["The quick"] * 240, params), *modules)
-    assert few > 60 * 100, "it was counted"
+    assert few > 60 * 100, "instructions were counted"
     assert many < 1.3 * 4 * few
 
 
@@ -404,8 +404,8 @@ def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
         llm.generate("a", GREEDY)
 
 
-def test_requests_may_be_shorter_than_steps(made: tiny.Tiny) -> None:
-    """`--max-model-len` below `--max-num-batched-tokens`: a step holds several prompts, no prompt fills it."""
+def test_max_model_len_may_be_below_max_num_batched_tokens(made: tiny.Tiny) -> None:
+    """A step holds several prompts, but no prompt fills it."""
     sizes = {"max_model_len": 32, "max_num_batched_tokens": 128, "max_num_seqs": 4, "encoder_budget_tokens": 16}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     answers = []
@@ -417,7 +417,7 @@ def test_requests_may_be_shorter_than_steps(made: tiny.Tiny) -> None:
 
 
 def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
-    """The scores are those beside an answer, and no token is made for them."""
+    """The scores are the same as with an answer, and no token is generated."""
     prompt = "The quick brown fox jumps over the lazy dog " * 4  # more than one step
     params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2)
     replays = [phase.snapshot() for phase in (llm.executor.decode, llm.executor.head)]
@@ -436,7 +436,7 @@ def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
             )
 
 
-def test_no_image_is_kept_between_requests_where_none_is_to_be(made: tiny.Tiny, picture: Image.Image) -> None:
+def test_no_image_is_kept_between_requests_without_an_encoder_cache(made: tiny.Tiny, picture: Image.Image) -> None:
     talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What"}]}]
     answers, queries = {}, {}
     for rows in (0, 512):
@@ -459,6 +459,6 @@ def test_a_chat_template_may_come_from_a_file(made: tiny.Tiny, tmp_path: Path) -
         assert answer.prompt_token_ids == one.processor.text("<fox>").token_ids.tolist()
 
 
-def test_a_revision_is_of_the_hub(made: tiny.Tiny) -> None:
+def test_a_local_folder_takes_no_revision(made: tiny.Tiny) -> None:
     with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder, which has none"):
         LLM(made.folder, revision="v2")

@@ -1,5 +1,5 @@
-"""Random loads: whatever requests share a step, a cache or an image, whatever is aborted, fails or is computed again:
-each has the tokens, scores and vectors that it has alone."""
+"""Random loads: whatever requests share, and whatever is aborted, fails or is recomputed, each request gets the tokens,
+scores and vectors that it would get alone."""
 
 import json
 from collections.abc import Callable
@@ -30,10 +30,10 @@ from tests.engine.rig import PAGE_ROWS, Options, build, random_prompt
 from tests.engine.test_grammar import EOS, WORDS, random_schema
 
 Load = Callable[[str], Loaded]
-MOST_STEPS = 3000
-NEAR = 1e-3  # of log-probabilities; sums of other orders differ by some 1e-6
+MAX_STEPS = 3000
+NEAR = 1e-3  # of log-probabilities; summing in another order changes them by some 1e-6
 FAULT = "made to fail"
-PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.0, ((4, 20), (8, 30)), fewest_rows=1)
+PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.0, ((4, 20), (8, 30)), min_prompt_rows=1)
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "gemma3_vl")
 ALONE = Options(max_num_seqs=4, max_tokens=128, num_blocks=64)
 CROWDED = (
@@ -44,8 +44,8 @@ CROWDED = (
 
 
 @dataclass
-class Heard:
-    """What a request has said so far."""
+class Received:
+    """The updates of a request so far."""
 
     prompt: Prompt
     params: SamplingParams
@@ -56,7 +56,7 @@ class Heard:
     vector: Any = None
 
     def take(self, update: Update) -> None:
-        assert self.finish is None, f"{update} behind the end"
+        assert self.finish is None, f"{update} after the finish"
         self.tokens += update.token_ids
         self.scores += [] if update.scores is None else [update.scores]
         if (part := update.prompt_scores) is not None:
@@ -68,7 +68,7 @@ class Heard:
         assert self.finish is not None
         return self.finish.reason is FinishReason.ABORT or self.finish.detail in (FAULT, "stop")
 
-    def assert_like(self, alone: "Heard") -> None:
+    def assert_like(self, alone: "Received") -> None:
         count = len(self.tokens)
         assert self.tokens == alone.tokens[:count]
         for mine, other in zip(self.scores, alone.scores, strict=False):
@@ -85,7 +85,7 @@ class Heard:
 
 @dataclass
 class SlowTicket:
-    """As of a device that works while the host goes on."""
+    """The ticket of a device that works asynchronously."""
 
     done: Any
     looks: int
@@ -100,7 +100,7 @@ class SlowTicket:
 
 
 class Unreliable:
-    """An executor some of whose images cannot be encoded."""
+    """An executor that fails to encode some images."""
 
     def __init__(self, inner: Any, random: Random) -> None:
         self._inner, self._random = inner, random
@@ -116,7 +116,7 @@ class Unreliable:
 
 
 def make_engine(loaded: Loaded, options: Options, random: Random | None = None) -> Engine:
-    """Without a random source as reliable as it can be."""
+    """An engine with random faults and limits, or a reliable one if `random` is None."""
     made, model = loaded
     bare = build(model, made.folder, options)
     executor, scheduler = bare.executor, bare.scheduler
@@ -154,7 +154,7 @@ def random_params(random: Random) -> SamplingParams:
 
 
 class Crowd:
-    """Requests of few prompts, which come, are aborted and are stopped at any moment."""
+    """Requests with few different prompts that arrive, are aborted and are stopped at random."""
 
     def __init__(self, loaded: Loaded, options: Options, seed: int) -> None:
         self.random = Random(seed)
@@ -162,11 +162,11 @@ class Crowd:
         numbers, made = np.random.default_rng(seed), loaded[0]
         has_images = loaded[1].spec.vision is not None
         self.prompts = [random_prompt(made, numbers, i % 3 if has_images else 0, length=8 * i + 3) for i in range(3)]
-        self.heard: dict[str, Heard] = {}
+        self.received: dict[str, Received] = {}
         self.num_left = 15
 
     def run(self) -> None:
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if not self.num_left and not self.engine.has_work:
                 break
             self.meddle()
@@ -179,8 +179,8 @@ class Crowd:
         chance = self.random.random()
         if chance < 0.1:
             return sum(self.add() for _ in range(5)) > 0
-        if chance < 0.14 and self.heard:
-            name = self.random.choice(list(self.heard))
+        if chance < 0.14 and self.received:
+            name = self.random.choice(list(self.received))
             self.note(self.engine.abort(name) if chance < 0.12 else self.engine.stop(name, "stop"))
         return False
 
@@ -194,33 +194,33 @@ class Crowd:
             names = self.engine.add(f"r{self.num_left}", prompt, params, turn=turn)
         except RequestError:  # an image that never fits
             return False
-        self.heard |= {name: Heard(prompt, params) for name in names}
+        self.received |= {name: Received(prompt, params) for name in names}
         return True
 
     def note(self, updates: list[Update]) -> None:
         for update in updates:
-            told = self.heard[update.request_id]
+            told = self.received[update.request_id]
             told.take(update)
             if update.finish is not None and not told.was_cut and 0 < len(told.tokens) < 30:
                 self.prompts.append(append_text(told.prompt, [*told.tokens, 5, 6]))  # the next turn
 
 
 @pytest.mark.parametrize("options", CROWDED, ids=["small blocks", "smaller blocks", "smallest blocks"])
-def test_a_crowd_is_answered_as_each_of_it_would_be_alone(loaded: Load, options: Options) -> None:
+def test_each_request_of_a_random_load_is_answered_as_if_it_ran_alone(loaded: Load, options: Options) -> None:
     num_preemptions = 0
     for seed, family in enumerate(FAMILIES, start=options.block_size):
         crowd, alone = Crowd(loaded(family), options, seed), make_engine(loaded(family), ALONE)
         crowd.run()
-        for name, told in crowd.heard.items():
+        for name, told in crowd.received.items():
             if "room" not in str(told.finish):  # else it filled the whole cache
                 told.assert_like(answer_of(alone, name, told))
         num_preemptions += crowd.engine.scheduler.num_preemptions
     assert num_preemptions
 
 
-def answer_of(engine: Engine, name: str, told: Heard) -> Heard:
+def answer_of(engine: Engine, name: str, told: Received) -> Received:
     first = name.partition(":")[0]
-    outputs = {member: Heard(told.prompt, told.params) for member in engine.add(first, told.prompt, told.params)}
+    outputs = {member: Received(told.prompt, told.params) for member in engine.add(first, told.prompt, told.params)}
     while engine.has_work:
         for update in engine.step():
             outputs[update.request_id].take(update)

@@ -1,4 +1,4 @@
-"""Executors obey: what was ordered is done to the bit, and what cannot be done is refused before anything is."""
+"""Executors obey: orders are executed bit for bit, and impossible ones are refused before anything is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
 
 @dataclass
 class Recording:
-    """Passes orders on to an executor, and keeps them, and what the steps gave."""
+    """Passes orders on to an executor, and records them with the results of the steps."""
 
     executor: DeviceExecutor
     orders: list[Orders] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Noted:
 
 
 def recorded(loaded: Loaded, options: Options = SIZES) -> Recording:
-    """An engine's answers to requests of every kind."""
+    """Records the orders of an engine that answers requests of every kind."""
     made, model = loaded
     rng = np.random.default_rng()
     built = build(model, made.folder, options)
@@ -80,7 +80,7 @@ def recorded(loaded: Loaded, options: Options = SIZES) -> Recording:
 
 
 def repeat(executor: DeviceExecutor, orders: list[Orders]) -> list[StepResult]:
-    """The same orders to another executor, one step after the other."""
+    """Gives the same orders to another executor, one step after the other."""
     results: list[StepResult] = []
     ticket: DeviceTicket | None = None
     for one in orders:
@@ -94,7 +94,7 @@ def repeat(executor: DeviceExecutor, orders: list[Orders]) -> list[StepResult]:
 
 
 def sent(orders: Orders) -> Any:
-    """As it arrives at another rank."""
+    """The orders as they arrive at another rank."""
     codec = Codec(*ORDER_TYPES)
     packed = codec.pack(orders)
     room = np.zeros(packed.num_bytes + 64, dtype=np.uint8)
@@ -105,7 +105,7 @@ def sent(orders: Orders) -> Any:
 
 
 def state_of(executor: DeviceExecutor) -> dict[str, torch.Tensor]:
-    """Copies of all that passes leave behind."""
+    """Copies of all tensors that passes write to."""
     state = executor.state
     found = {f"cache {i}.{j}": cache for i, pair in enumerate(state.caches) for j, cache in enumerate(pair)}
     found |= {"logits": state.logits, "edited": state.edited, "newest": state.newest_ids}
@@ -128,8 +128,8 @@ def assert_same(mine: StepResult, other: StepResult) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
 @pytest.mark.parametrize("way", [lambda orders: orders, sent], ids=["given", "sent"])
-def test_equal_executors_do_the_same_to_the_bit(loaded: Load, family: str, way: Callable[[Orders], Orders]) -> None:
-    """Orders say all there is to say: another executor needs no scheduler, no prompts and no requests."""
+def test_equal_executors_give_equal_bits(loaded: Load, family: str, way: Callable[[Orders], Orders]) -> None:
+    """Orders are complete: another executor needs no scheduler, prompts or requests."""
     made, model = loaded(family)
     recording = recorded(loaded(family))
     other = executor_of(build(model, made.folder, SIZES))
@@ -146,7 +146,7 @@ def test_equal_executors_do_the_same_to_the_bit(loaded: Load, family: str, way: 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
 def test_arrays_have_the_dtypes_of_their_buffers(loaded: Load, family: str) -> None:
-    """So that no pass is held up by a look at the numbers in them."""
+    """So that no pass is held up by checks of every number."""
     recording = recorded(loaded(family))
     arenas = {runner.phase.name: runner.phase.arena for runner in recording.executor.phases}
     passes = [one for orders in recording.orders for one in _passes(orders)]
@@ -180,7 +180,7 @@ def recording(loaded: Load) -> Recording:
 
 
 class TestRefusals:
-    """Nothing is replayed, nothing is written, and whatever comes next is as if nothing had been."""
+    """A refused order replays nothing, writes nothing, and does not affect later orders."""
 
     @pytest.fixture
     def executor(self, loaded: Load) -> DeviceExecutor:
@@ -190,7 +190,7 @@ class TestRefusals:
     def assert_refused(
         self, executor: DeviceExecutor, recording: Recording, orders: Run, wrong: Run, match: str
     ) -> None:
-        """`wrong` comes just before the orders that it was made from."""
+        """Gives `wrong` right before the orders that it was made from."""
         at = recording.orders.index(orders)
         results = repeat(executor, recording.orders[:at])
         before, num_before = state_of(executor), replays(executor)
@@ -226,7 +226,7 @@ class TestRefusals:
         )
 
     def test_a_key_of_another_phase(self, executor: DeviceExecutor, recording: Recording) -> None:
-        """Captured it is, but these are no inputs of it."""
+        """It is captured, but the inputs are of another phase."""
         key = self.run_of(recording, "prefill").passes[0].decision.key
         assert key is not None
         orders = self.run_of(recording, "decode")
@@ -274,17 +274,17 @@ class TestRefusals:
 
 
 class TestLayouts:
-    """Graphs of one layout of images each."""
+    """Exact graphs: each is for one layout of images."""
 
     def orders(self, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceExecutor, Encode, Encode, Capture]:
-        """An executor that was told to capture the first one's layout; the second has as many rows, cut otherwise."""
+        """An executor, two passes with equal rows and different boundaries, and the order to capture the first."""
         monkeypatch.setattr("saccade.execution.executor.EXACT_VISION_AFTER", 1)
         made, model = loaded
         engine = build(model, made.folder, replace(SIZES, vision_tiers=BOTH))
         executor, vision = executor_of(engine), engine.composer.vision
         assert vision is not None
         rng = np.random.default_rng()
-        for _ in range(1000):  # until there are two pairs of images whose rows add up to the same
+        for _ in range(1000):  # until two pairs of images have equal row totals
             media = [random_prompt(made, rng, num_images=1).media[0] for _ in range(4)]
             counts = [one.plan.num_tokens for one in media]
             if counts[0] + counts[1] == counts[2] + counts[3] <= 32 and {*counts[:2]} != {*counts[2:]}:
@@ -303,7 +303,7 @@ class TestLayouts:
         return executor, first, second, Capture(layout)
 
     def test_a_graph_of_another_layout_is_refused(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of the same sizes, so that every buffer would fit: sglang#16902."""
+        """The sizes are equal, so every buffer would fit (sglang#16902)."""
         executor, mine, other, capture = self.orders(loaded("qwen3_vl"), monkeypatch)
         assert executor.execute(capture) is not None and executor.encoder is not None
         key = capture.layout.key
@@ -320,7 +320,9 @@ class TestLayouts:
         right = executor.execute(Encode(3, decide(mine.vision, key)))
         assert isinstance(right, Encoded) and right.problem is None and replays(executor) == num_before + 1
 
-    def test_its_own_gives_what_a_bucket_gives(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exact_graph_gives_the_same_rows_as_a_bucket(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         executor, mine, _, capture = self.orders(loaded("qwen3_vl"), monkeypatch)
         assert mine.vision.decision.tier is Tier.CAPACITY
         executor.execute(mine)
@@ -341,8 +343,8 @@ class TestLayouts:
         assert isinstance(done, Encoded) and "no graph is captured" in str(done.problem)
 
 
-def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -> None:
-    """Where nobody asks, as with one rank, nothing piles up."""
+def test_the_trace_that_ranks_compare_covers_only_the_newest_order(recording: Recording) -> None:
+    """If nobody takes the trace, as with one rank, it does not pile up."""
     last = next(one for one in reversed(recording.orders) if isinstance(one, Run | SampleTokens))
     passes = last.passes if isinstance(last, Run) else (last.sampler,) if last.sampler is not None else ()
     expected = "; ".join(str(one.decision.key) for one in passes)
@@ -350,8 +352,8 @@ def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -
     assert recording.executor.take_trace() == ""
 
 
-def test_a_key_that_went_wrong_on_the_way_fails_its_step_alone(loaded: Load) -> None:
-    """Whoever composes may be wrong, too: requests of that step get the reason, later ones their answers."""
+def test_a_corrupted_key_fails_only_its_step(loaded: Load) -> None:
+    """Requests of that step get the reason, later ones their answers."""
     made, model = loaded("llama")
     engine = build(model, made.folder, SIZES)
     execute, steps = executor_of(engine).run, iter([False, True])

@@ -1,4 +1,4 @@
-"""Text of an output as it streams: stop strings are found wherever pieces are cut, and nothing else waits for them."""
+"""Streamed text: stop strings are found across pieces, and no other text is held back."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def update(token: int) -> Update:
 
 
 @given(st.lists(st.integers(0, 1), max_size=24), st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=3))
-def test_a_stream_ends_where_a_stop_string_begins_and_holds_back_no_more_than_it_must(
+def test_a_stream_ends_at_a_stop_string_and_holds_back_no_more_text_than_needed(
     tokens: list[int], stops: list[str]
 ) -> None:
     output, shown, whole = stream(stops), "", ""
@@ -48,7 +48,7 @@ def test_a_stream_ends_where_a_stop_string_begins_and_holds_back_no_more_than_it
             return
         held = whole.removeprefix(shown)
         assert met is None and whole.startswith(shown)
-        assert not held or any(stop.startswith(held) for stop in stops), "this can begin no stop string"
+        assert not held or any(stop.startswith(held) for stop in stops), "no stop string begins like this"
     assert not any(stop in whole for stop in stops)
 
 
@@ -57,7 +57,7 @@ def test_a_stream_ends_where_a_stop_string_begins_and_holds_back_no_more_than_it
     st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=3),
     st.integers(0, 12),
 )
-def test_a_stop_string_within_the_least_length_ends_the_text_behind_it(
+def test_a_stop_string_before_min_tokens_ends_the_text_at_min_tokens(
     tokens: list[int], stops: list[str], least: int
 ) -> None:
     output, shown, whole = stream(stops, min_tokens=least), "", ""
@@ -74,18 +74,18 @@ def test_a_stop_string_within_the_least_length_ends_the_text_behind_it(
         return
 
 
-def test_the_least_length_may_come_in_one_piece_with_more() -> None:
+def test_one_update_may_reach_and_exceed_min_tokens() -> None:
     output = stream(["b"], min_tokens=3)
     assert output.take(Update("r", (0, 1, 0, 0, 0), None, None)) == ("aba", "b")
     assert output.output.token_ids == [0, 1, 0]
 
 
-def test_text_that_begins_no_stop_string_is_shown_at_once() -> None:
+def test_text_that_cannot_begin_a_stop_string_is_shown_at_once() -> None:
     output = stream(["baaaaaaaab"])
     assert [output.take(update(token))[0] for token in (0, 0, 1, 1, 0)] == ["a", "a", "", "b", ""]
 
 
 @pytest.mark.parametrize("stops", [[], ["b"]])
-def test_without_a_longer_stop_string_nothing_waits(stops: list[str]) -> None:
+def test_text_is_never_held_back_without_a_longer_stop_string(stops: list[str]) -> None:
     output = stream(stops)
     assert [output.take(update(0))[0] for _ in range(3)] == ["a", "a", "a"]

@@ -1,11 +1,11 @@
-"""Packing: every part in one pass, every pass in a bucket, and little more padding than the best packing has."""
+"""Packing: every part is in one pass, every pass fits a bucket, and padding is near the optimum."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from saccade.scheduling.buckets import FEWEST_FRAMES, MAX_FRAMES, UNITS_PER_FRAME, vision_buckets
+from saccade.scheduling.buckets import MAX_FRAMES, MIN_FRAMES, UNITS_PER_FRAME, vision_buckets
 from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, padded_rows, split
 
 Passes = list[list[MediaPart]]
@@ -13,11 +13,11 @@ Passes = list[list[MediaPart]]
 
 def serving_bins(max_units: int = 8192) -> Bins:
     rows = vision_buckets(max_units)
-    return Bins(rows, tuple(min(MAX_FRAMES, max(FEWEST_FRAMES, n // UNITS_PER_FRAME), n) + 1 for n in rows))
+    return Bins(rows, tuple(min(MAX_FRAMES, max(MIN_FRAMES, n // UNITS_PER_FRAME), n) + 1 for n in rows))
 
 
 def images(rng: np.random.Generator, count: int) -> list[MediaPart]:
-    """Sides drawn uniformly from 224 to 1280 pixels, patches of 16, merged two by two."""
+    """Images with sides of 224 to 1280 pixels, drawn uniformly, in patches of 16 merged two by two."""
     sides = np.maximum(np.rint(rng.integers(224, 1281, (count, 2)) / 32), 1).astype(int)
     return [MediaPart(i, 0, 1, int(h * w)) for i, (h, w) in enumerate(sides)]
 
@@ -36,7 +36,7 @@ def check(parts: Sequence[MediaPart], passes: Passes, bins: Bins) -> None:
 
 
 def partitions(items: list[MediaPart]) -> Iterator[Passes]:
-    """Every way to divide items into passes."""
+    """All ways to divide items into passes."""
     if not items:
         yield []
         return
@@ -46,7 +46,7 @@ def partitions(items: list[MediaPart]) -> Iterator[Passes]:
             yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
 
 
-def test_padding_of_random_mixes_is_small() -> None:
+def test_random_mixes_need_little_padding() -> None:
     rng, bins = np.random.default_rng(0), serving_bins()
     shares, real, padded = [], 0, 0
     for _ in range(200):
@@ -68,13 +68,13 @@ def test_single_images_are_padded_by_a_few_percent() -> None:
 
 
 def test_few_buckets_are_enough() -> None:
-    """Each costs about 40 ms to capture."""
+    """Capturing one takes about 40 ms."""
     assert len(vision_buckets(8192)) <= 54
     assert vision_buckets(8192)[-1] == 8192
     assert all(low < high for low, high in zip(vision_buckets(8192), vision_buckets(8192)[1:], strict=False))
 
 
-def test_the_best_packing_of_few_images_is_found_or_nearly() -> None:
+def test_few_images_are_packed_nearly_optimally() -> None:
     rng, bins = np.random.default_rng(2), serving_bins(2048)
     ratios = []
     for _ in range(40):
@@ -89,7 +89,7 @@ def test_the_best_packing_of_few_images_is_found_or_nearly() -> None:
     assert max(ratios) < 1.12
 
 
-def test_a_full_load_needs_no_more_passes_than_the_largest_bucket_asks_for() -> None:
+def test_a_full_load_takes_the_fewest_passes() -> None:
     bins = serving_bins()
     parts = [MediaPart(i, 0, 1, 324) for i in range(32)]
     passes = pack(parts, bins)
@@ -98,7 +98,7 @@ def test_a_full_load_needs_no_more_passes_than_the_largest_bucket_asks_for() -> 
     assert padded_rows(passes, bins) < 32 * 324 * 1.03
 
 
-def test_many_small_frames_are_spread_over_buckets_that_have_room_for_them() -> None:
+def test_many_small_frames_are_spread_over_several_passes() -> None:
     bins = serving_bins()
     parts = [MediaPart(i, 0, 1, 1) for i in range(200)]
     passes = pack(parts, bins)
@@ -117,7 +117,7 @@ def test_videos_are_divided_between_frames_only(frames: int, units: int) -> None
         assert part.count == 1 or bins.rows_for(part.rows, part.count) is not None
 
 
-def test_what_no_bucket_holds_goes_alone() -> None:
+def test_parts_too_large_for_any_bucket_get_a_pass_each() -> None:
     bins = serving_bins(1024)
     parts = [MediaPart(0, 0, 1, 5000), MediaPart(1, 0, 1, 100), MediaPart(2, 0, 1, 2000)]
     passes = pack(parts, bins)
@@ -125,5 +125,5 @@ def test_what_no_bucket_holds_goes_alone() -> None:
     assert [parts[0]] in passes and [parts[2]] in passes
 
 
-def test_no_parts_need_no_pass() -> None:
+def test_no_parts_give_no_passes() -> None:
     assert pack([], serving_bins(1024)) == []

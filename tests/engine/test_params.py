@@ -1,4 +1,4 @@
-"""Sampling parameters: what is allowed, and how refusals read."""
+"""Sampling parameters: allowed values, and the texts of refusals."""
 
 import math
 from typing import Any
@@ -77,7 +77,7 @@ def test_anything_else_is_refused_by_name(name: str, values: list[Any]) -> None:
         assert len(str(caught.value)) < 200
 
 
-def test_a_refusal_says_what_was_met_and_what_is_allowed() -> None:
+def test_a_refusal_says_what_was_found_and_what_is_allowed() -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(top_p=1.5)
     assert str(caught.value) == "top_p is 1.5; allowed are above 0 up to 1"
@@ -89,7 +89,7 @@ def test_a_refusal_says_what_was_met_and_what_is_allowed() -> None:
     assert str(caught.value) == "logprobs is 21; allowed are whole numbers 0..20 or none"
 
 
-def test_values_are_normalised_and_detached() -> None:
+def test_values_are_normalised_and_copied() -> None:
     stops, bias = ["a"], {3: 1.0}
     params = SamplingParams(top_k=-1, stop="end", stop_token_ids=[1, 2], logit_bias=bias)
     assert (params.top_k, params.stop, params.stop_token_ids) == (0, ("end",), (1, 2))

@@ -1,4 +1,4 @@
-"""The log of passes agrees with the counters of the phases, and requests that want it get a count of their own."""
+"""The pass log agrees with the counters of the phases, and requests that ask get their own pass counts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_passes_of_a_stream_do_not_overlap(loaded: Load) -> None:
         assert all(end <= later.start + 1e-6 for end, later in zip(ends, found[1:], strict=False))
 
 
-def test_a_request_that_wants_it_gets_its_own_count(loaded: Load) -> None:
+def test_a_request_that_asks_gets_its_own_pass_counts(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL))
     rng = np.random.default_rng()
@@ -73,7 +73,7 @@ def test_a_request_that_wants_it_gets_its_own_count(loaded: Load) -> None:
     assert sum(one.passes for one in by_phase["vision"]) == 1
     steps = sum(one.passes for name in ("prefill", "decode") for one in by_phase[name])
     assert COUNTED.max_tokens is not None and steps >= COUNTED.max_tokens
-    assert steps < 30, "those of the other request are not in it"
+    assert steps < 30, "passes of the other request do not count"
     assert all(one.graph and not one.reason for one in counts)
     assert answer.updates[-1].timings is not None
 
@@ -90,5 +90,5 @@ def test_the_log_is_bounded_and_forgets_requests(loaded: Load, monkeypatch: pyte
     assert update.passes is not None and update.passes[0].phase == "prefill"
     records = engine.passes.records(0)
     assert len(records) == 5 and records[-1].number > 10
-    assert engine.passes.taken("aborted") is None and engine.passes.taken("r0") is None
+    assert engine.passes.take_counts("aborted") is None and engine.passes.take_counts("r0") is None
     assert isinstance(records[0].passes[0], PassShape)

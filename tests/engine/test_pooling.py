@@ -1,4 +1,4 @@
-"""Vectors of prompts: those of transformers, whatever else the engine does."""
+"""Vectors of prompts match transformers, whatever else the engine does."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def make_prompts(made: tiny.Tiny, count: int = 5) -> dict[str, Prompt]:
 
 
 def asked(prompts: dict[str, Prompt]) -> tuple[dict[str, Prompt], dict[str, SamplingParams]]:
-    """Every prompt in every way, and answers in between."""
+    """Every prompt with every pooling, and with an answer."""
     ways = pooled_params(TOKENS) | {"answer": ANSWER}
     names = [(name, way) for name in prompts for way in ways]
     return {f"{n} {w}": prompts[n] for n, w in names}, {f"{n} {w}": ways[w] for n, w in names}
@@ -71,7 +71,7 @@ def assert_right(made: tiny.Tiny, prompts: dict[str, Prompt], engine: Engine) ->
     ],
     ids=["eager", "full graphs, chunks", "piecewise graphs, few blocks"],
 )
-def test_vectors_are_those_of_transformers(loaded: Load, family: str, options: Options) -> None:
+def test_vectors_match_transformers(loaded: Load, family: str, options: Options) -> None:
     """Also with chunks, graphs, a prefix cache, images, preempted requests, and answers in the same steps."""
     made, model = loaded(family)
     engine = build(model, made.folder, options)
@@ -80,7 +80,7 @@ def test_vectors_are_those_of_transformers(loaded: Load, family: str, options: O
         assert sum(engine.phase_snapshots()["prefill"]["replays"].values()) > 0, "no graph was replayed"
 
 
-def test_what_is_cached_serves_last_rows_and_logits_but_no_mean(loaded: Load) -> None:
+def test_cached_rows_serve_last_rows_and_logits_but_not_means(loaded: Load) -> None:
     made, model = loaded("llama")
     engine = build(model, made.folder, Options(has_prefix_cache=True, block_size=8))
     prompts = {"long": text_prompt(np.random.default_rng().integers(3, 99, 50).tolist())}
@@ -93,8 +93,8 @@ def test_what_is_cached_serves_last_rows_and_logits_but_no_mean(loaded: Load) ->
         assert request.num_cached_tokens == (0 if pooling == "mean" else 48)
 
 
-def test_a_mean_of_a_preempted_request_counts_every_row_once(loaded: Load) -> None:
-    """While an answer grows, blocks run out, and a request whose prompt takes many steps begins again."""
+def test_the_mean_of_a_preempted_request_counts_every_row_once(loaded: Load) -> None:
+    """A growing answer uses up the blocks, so a request in the middle of its long prompt starts again."""
     made, model = loaded("llama")
     engine = build(model, made.folder, Options(prefill_chunk=4, num_blocks=11, max_num_seqs=3, max_tokens=12))
     rng = np.random.default_rng()
@@ -121,9 +121,7 @@ def test_padding_never_gets_into_a_vector(loaded: Load, mode: Mode | None, monke
 
     monkeypatch.setattr(executor._pooling, "sum_rows", poisoned)
     rng = np.random.default_rng()
-    prompts = {
-        f"p{i}": random_prompt(made, rng, num_images=i, length=9) for i in range(3)
-    }  # fewer rows than a pass has
+    prompts = {f"p{i}": random_prompt(made, rng, num_images=i, length=9) for i in range(3)}  # less than a full pass
     for pooling in ("last", "mean"):
         found = run(engine, prompts, SamplingParams(max_tokens=0, pooling=pooling))
         for name, prompt in prompts.items():
@@ -132,7 +130,7 @@ def test_padding_never_gets_into_a_vector(loaded: Load, mode: Mode | None, monke
     assert max(counts) > 0, "nothing was padded"
 
 
-def test_broken_numbers_end_only_their_own_request(loaded: Load) -> None:
+def test_nan_hidden_states_end_only_their_request(loaded: Load) -> None:
     made, model = loaded("llama")
     prompts = {f"p{i}": text_prompt(np.random.default_rng(i).integers(3, 90, 9).tolist()) for i in range(3)}
     kept = model.decoder.embedding.weight.data[98].clone()
@@ -171,7 +169,7 @@ def test_an_aborted_request_has_no_vector(loaded: Load) -> None:
         ({"pooled_token_ids": (1,), "max_tokens": 0}, "pooling"),
     ],
 )
-def test_what_cannot_be_pooled_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_contradictory_pooling_parameters_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as met:
         SamplingParams(**fields)
     assert met.value.param == param
@@ -186,7 +184,7 @@ def test_tokens_outside_the_vocabulary_are_refused(loaded: Load) -> None:
 
 
 def test_many_rows_are_computed_in_slices(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Borders of slices inside a request's rows and between requests."""
+    """Slices end inside a request's rows and between requests."""
     monkeypatch.setattr("saccade.execution.pooled_rows.MAX_POOLED_ROWS", 4)
     made, model = loaded("llama")
     assert_right(made, make_prompts(made), build(model, made.folder, Options()))

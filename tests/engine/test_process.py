@@ -1,4 +1,4 @@
-"""The engine in its own process: the same answers as in this one, and no request is ever left waiting."""
+"""The engine in its own process: the same answers as in this one, and no request is left without an end."""
 
 import ast
 import asyncio
@@ -40,7 +40,7 @@ from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
 T = TypeVar("T")
-BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine does
+BOUND_S = 300.0  # a longer wait is a hang, even on a busy machine
 SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=2048, encoder_cache_tokens=512, graphs="vision=off,prefill=off"
 )
@@ -58,7 +58,7 @@ ENDLESS = replace(GREEDY, max_tokens=None)
 
 @dataclass(frozen=True)
 class Shared:
-    """One engine and its event loop for the tests that leave it well."""
+    """One engine and its event loop, for tests that leave it healthy."""
 
     engine: AsyncEngine
     loop: asyncio.Runner
@@ -89,7 +89,7 @@ def _all_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 async def idle(engine: AsyncEngine) -> None:
-    """Returns when nothing runs and nothing is held."""
+    """Waits until nothing runs and nothing is held."""
     while True:
         stats = (await engine.stats()).scheduler
         if not (stats.waiting or stats.running or stats.kv_usage or stats.encoder_usage):
@@ -112,10 +112,10 @@ def text(deltas: list[Delta], index: int = 0) -> str:
 
 
 def ends(deltas: list[Delta]) -> dict[int, str]:
-    """How each output ended; the last delta of each must be its only one with a reason."""
+    """How each output ended. Only its last delta may have a finish reason."""
     found = {}
     for delta in deltas:
-        assert delta.index not in found, "news behind the end"
+        assert delta.index not in found, "a delta after the finish"
         if delta.finish_reason is not None:
             found[delta.index] = delta.finish_reason
     return found
@@ -127,8 +127,7 @@ def in_process(folder: Path, prompts: dict[str, Prompt], params: SamplingParams)
 
 
 def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    """The same tokens with the same ranks; log-probabilities of engines whose passes have other shapes may be rounded
-    otherwise."""
+    """The same tokens with the same ranks. Log-probabilities may differ by rounding if passes have different shapes."""
     assert [{token: score.rank for token, score in entry.items()} for entry in found] == [
         {token: score.rank for token, score in entry.items()} for entry in expected
     ]
@@ -137,7 +136,7 @@ def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """A zombie that nobody has fetched yet is gone too."""
+    """Whether a process has ended, even if it is still a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -155,7 +154,7 @@ def test_a_start_reports_its_stages_and_the_graphs_it_captures(shared: Shared) -
     assert shared.engine.ready.kv_cache_tokens == 2048
 
 
-def test_twenty_requests_at_once_get_the_tokens_of_transformers(made: tiny.Tiny, shared: Shared) -> None:
+def test_twenty_concurrent_requests_match_transformers(made: tiny.Tiny, shared: Shared) -> None:
     rng = np.random.default_rng(1)
     prompts = {f"r{i}": random_prompt(made, rng, num_images=i % 3) for i in range(20)}
     expected = {name: oracle_tokens(made, prompt, 8) for name, prompt in prompts.items()}
@@ -201,7 +200,7 @@ def test_each_of_several_outputs_ends_once(shared: Shared) -> None:
     assert [token_ids(again, index) for index in range(3)] == outputs
 
 
-def test_a_stop_string_ends_one_output_here_and_in_the_worker(shared: Shared) -> None:
+def test_a_stop_string_ends_an_output_in_the_client_and_in_the_worker(shared: Shared) -> None:
     prompt = text_prompt(range(30, 60))
     whole = text(shared.run(collect(shared.engine, "whole", prompt, replace(ENDLESS, max_tokens=40))))
     stop = whole[len(whole) // 2 :][:3]
@@ -220,7 +219,7 @@ def test_cached_tokens_are_counted_apart_for_each_salt(shared: Shared) -> None:
     assert [cached("a"), cached("a"), cached("b")] == [0, 32, 0]
 
 
-def test_a_wrong_request_is_refused_while_others_go_on(shared: Shared) -> None:
+def test_bad_requests_are_refused_while_others_continue(shared: Shared) -> None:
     long, foreign, empty = text_prompt([5] * 400), text_prompt([5, 7000]), text_prompt([])
 
     async def work() -> list[Any]:
@@ -238,7 +237,7 @@ def test_a_wrong_request_is_refused_while_others_go_on(shared: Shared) -> None:
     assert isinstance(no_tokens, RequestError) and "the prompt is empty" in str(no_tokens)
 
 
-def test_a_prompt_that_breaks_an_invariant_hurts_only_itself(made: tiny.Tiny, shared: Shared) -> None:
+def test_a_prompt_that_breaks_an_invariant_fails_alone(made: tiny.Tiny, shared: Shared) -> None:
     prompt = random_prompt(made, np.random.default_rng(4), num_images=1)
     broken = replace(prompt, spans=tuple(replace(span, offset=10**6) for span in prompt.spans))
 
@@ -263,7 +262,7 @@ def test_an_id_can_be_used_again_only_when_its_request_is_done(shared: Shared) -
     shared.run(work())
 
 
-def test_a_full_queue_refuses_with_the_time_to_come_back(shared: Shared) -> None:
+def test_a_full_queue_refuses_with_a_retry_time(shared: Shared) -> None:
     async def work() -> list[Any]:
         prompt = text_prompt(range(10, 20))
         jobs = (collect(shared.engine, f"r{i}", prompt, replace(GREEDY, max_tokens=12)) for i in range(60))
@@ -275,7 +274,7 @@ def test_a_full_queue_refuses_with_the_time_to_come_back(shared: Shared) -> None
     assert len(refused) + sum(isinstance(answer, list) for answer in answers) == 60
 
 
-def test_whoever_stops_listening_aborts_and_everything_is_freed(made: tiny.Tiny, shared: Shared) -> None:
+def test_a_request_that_loses_its_listener_is_aborted_and_freed(made: tiny.Tiny, shared: Shared) -> None:
     rng = np.random.default_rng(6)
     prompts = [random_prompt(made, rng, num_images=i % 2) for i in range(8)]
 
@@ -293,7 +292,7 @@ def test_whoever_stops_listening_aborts_and_everything_is_freed(made: tiny.Tiny,
         await kept.aclose()
         async for _ in shared.engine.generate("left", prompts[1], ENDLESS):
             break
-        while shared.engine._by_id:  # the event loop closes a generator that was left
+        while shared.engine._by_id:  # the event loop closes an abandoned generator
             await asyncio.sleep(0)
         stats = (await shared.engine.stats()).scheduler
         assert (stats.running, stats.waiting) == (0, 0)
@@ -315,7 +314,7 @@ def test_abort_ends_every_output_for_its_listener(shared: Shared) -> None:
     assert ends(shared.run(work())) == {0: "abort", 1: "abort"}
 
 
-def test_a_deadline_ends_a_request_with_what_it_has(shared: Shared) -> None:
+def test_a_deadline_ends_a_request(shared: Shared) -> None:
     past = time.monotonic() - 1
     deltas = shared.run(collect(shared.engine, "r", text_prompt([5, 6]), ENDLESS, deadline=past))
     assert ends(deltas) == {0: FinishReason.DEADLINE} and "the deadline passed" in str(deltas[-1].stop_reason)
@@ -329,7 +328,7 @@ def test_stats_have_every_phase(shared: Shared) -> None:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[child.Child, int]]:
-    """Every worker that is started, and the mode of its folder of sockets."""
+    """Every started worker with the mode of its socket folder."""
     found: list[tuple[child.Child, int]] = []
 
     def watched(started: Spare | None = None) -> child.Child:
@@ -387,7 +386,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
             await anext(endless := engine.generate("endless", text_prompt([7, 8]), replace(ENDLESS, n=20)))
             while said[-1].num_output_tokens < 8:
                 said.append(await anext(short))
-            closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # two tokens take less, 20 times 398 more
+            closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # enough for two tokens, but not for 20 times 398
             await asyncio.sleep(0)
             with pytest.raises(EngineDeadError, match="being closed"):
                 await collect(engine, "late", text_prompt([5]))
@@ -402,7 +401,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
 
 
-def test_a_start_that_is_given_up_leaves_no_process(made: tiny.Tiny, children: Children) -> None:
+def test_a_cancelled_start_leaves_no_process(made: tiny.Tiny, children: Children) -> None:
     async def work() -> None:
         start = asyncio.create_task(AsyncEngine.start(made.folder, SETTINGS, LIMITS))
         while not children:
@@ -417,7 +416,7 @@ def test_a_start_that_is_given_up_leaves_no_process(made: tiny.Tiny, children: C
     assert gone(worker_child.process.pid) and not worker_child.folder.exists()
 
 
-def test_a_worker_that_cannot_go_on_says_why(made: tiny.Tiny, capfd: Any) -> None:
+def test_a_worker_that_cannot_continue_says_why(made: tiny.Tiny, capfd: Any) -> None:
     async def work() -> None:
         engine = await AsyncEngine.start(made.folder, SETTINGS, LIMITS)
         pending = asyncio.create_task(collect(engine, "r", text_prompt([5, 6]), ENDLESS))
@@ -433,7 +432,7 @@ def test_a_worker_that_cannot_go_on_says_why(made: tiny.Tiny, capfd: Any) -> Non
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_what_the_worker_finds_wrong_is_raised_by_start(made: tiny.Tiny) -> None:
+def test_errors_found_by_the_worker_are_raised_by_start(made: tiny.Tiny) -> None:
     async def work() -> None:
         small = replace(SETTINGS, kv_cache_tokens=64)
         with pytest.raises(ConfigError, match=r"^the KV cache holds 64 tokens; a request may have 512 \(lower"):
@@ -480,7 +479,7 @@ def test_a_worker_ends_with_its_parent_and_leaves_nothing_behind(made: tiny.Tiny
 
 
 def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
-    """Where the kernel does not tell it, a worker learns from its input that it is alone."""
+    """If the kernel does not report its parent's death, a worker learns of it from its standard input."""
     with subprocess.Popen([sys.executable, "-P", "-m", spare.WORKER, str(tmp_path)], stdin=subprocess.PIPE) as started:
         try:
             assert started.stdin is not None
@@ -505,7 +504,7 @@ def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     head, arrays = messages.pack_prompt(sent)
     assert arrays[3] is video.pixels
     add = messages.Add(7, head, SamplingParams(logit_bias={3: -1.5}, stop="x"), Turn(1, "t", 0.5), 2.5, "salt")
-    # Frames that begin at odd bytes, as sockets deliver them.
+    # Frames at odd addresses, as sockets deliver them.
     frames = [memoryview(b"." + array.tobytes())[1:] for array in arrays]
     received = messages.decode_command(messages.encode(add))
     found = messages.unpack_prompt(received.prompt, frames)
@@ -523,7 +522,7 @@ async def until_idle(engine: AsyncEngine) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_tokens_that_wait_for_a_slow_listener_arrive_together(shared: Shared) -> None:
+def test_tokens_queued_for_a_slow_listener_arrive_together(shared: Shared) -> None:
     prompt, params = text_prompt(range(30, 60)), SamplingParams(seed=3, max_tokens=40, ignore_eos=True)
     whole = token_ids(shared.run(collect(shared.engine, "whole", prompt, params)))
     last = list(dict.fromkeys(whole))[-1]
@@ -553,13 +552,13 @@ def test_nothing_is_pickled(module: Any) -> None:
     assert "pyobj" not in Path(module.__file__).read_text()
 
 
-def test_a_spare_worker_that_nobody_takes_is_gone_with_its_folder() -> None:
+def test_an_unused_spare_worker_ends_and_its_folder_is_removed() -> None:
     with Spare() as unused:
         assert unused.process.poll() is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
     assert gone(unused.process.pid) and not unused.folder.exists()
 
 
-def test_a_worker_keeps_bytecode_of_its_own_where_none_may_lie_beside_the_sources(
+def test_a_worker_has_its_own_bytecode_cache_if_none_may_be_written_next_to_sources(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Weights in FP8 through the engine: graphs are what eager runs are, and scales are watched like weights."""
+"""FP8 weights in the engine: graphs match eager runs, and scales are watched like weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ def rounded(made: tiny.Tiny) -> Model:
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_moe"])
-def test_graphs_are_what_eager_runs_are(loaded: Load, family: str, mode: Mode) -> None:
+def test_graphs_match_eager_runs(loaded: Load, family: str, mode: Mode) -> None:
     made, _ = loaded(family)
     engine = build(rounded(made), made.folder, Options(mode=mode, strict=True))
     report = check_graphs(executor_of(engine))
@@ -41,7 +41,7 @@ def test_graphs_are_what_eager_runs_are(loaded: Load, family: str, mode: Mode) -
     assert {answer.finish.reason for answer in answers.values()} == {FinishReason.LENGTH}
 
 
-def test_scales_that_were_replaced_are_noticed(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_scales_are_noticed(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = loaded("qwen3")
     model = rounded(made)
     engine = build(model, made.folder, Options(mode=Mode.FULL, strict=True))

@@ -1,4 +1,4 @@
-"""What an engine of several ranks tells of them, with real processes."""
+"""What an engine of several ranks reports about them, with real processes."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ LIMITS = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=32, max_model_
 SETTINGS = EngineSettings(device="cpu", kv_cache_tokens=512, enforce_eager=True, tensor_parallel_size=2)
 
 
-def test_ranks_hold_what_was_planned_and_say_how_they_sum_up(made: tiny.Tiny) -> None:
+def test_ranks_hold_what_was_planned_and_report_their_all_reduce(made: tiny.Tiny) -> None:
     async def ask(settings: EngineSettings) -> TensorParallel:
         async with await AsyncEngine.start(made.folder, settings, LIMITS) as engine:
             return engine.ready.ranks
@@ -29,4 +29,4 @@ def test_ranks_hold_what_was_planned_and_say_how_they_sum_up(made: tiny.Tiny) ->
     assert {share.num_blocks for share in told.held} == {room_on(plans[0], 2**32, 0.9).num_blocks}
     assert told.summary() == "2 ranks; all-reduce: gloo"
     assert (alone.size, alone.backend, len(alone.held)) == (1, "none", 1)
-    assert alone.held[0].weights_bytes < sum(share.weights_bytes for share in told.held), "norms are on both"
+    assert alone.held[0].weights_bytes < sum(share.weights_bytes for share in told.held), "both ranks hold the norms"

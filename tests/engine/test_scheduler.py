@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one. `test_scheduler_machine` has them all at once."""
+"""The rules of the scheduler, one by one. `test_scheduler_machine` tests them all at once."""
 
 import random
 from collections import Counter
@@ -44,18 +44,18 @@ def text(length: int, first: int = 10) -> list[int]:
     return [first + i % 20 for i in range(length)]
 
 
-def pace(max_step_s: float, fewest_rows: int = 2) -> Pace:
-    """A row takes 10 ms, an image row 5."""
+def pace(max_step_s: float, min_prompt_rows: int = 2) -> Pace:
+    """A pace where a row takes 10 ms and an image row 5."""
     times = Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.005), (100, 0.5)))
-    return Pace(*times, max_step_s, fewest_rows=fewest_rows)
+    return Pace(*times, max_step_s, min_prompt_rows=min_prompt_rows)
 
 
 class TestPace:
-    def test_prompts_are_cut_shorter_while_answers_are_written(self) -> None:
+    def test_prompt_chunks_are_shorter_in_steps_with_outputs(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
         loop.scheduler.pace = pace(0.0601)
         loop.add(make_request("a", text(12), params=outputs(9)))
-        assert rows(loop.step()) == [("a", 0, 12)], "nobody waits for this step"
+        assert rows(loop.step()) == [("a", 0, 12)], "a step without outputs has no limit"
         loop.add(make_request("b", text(14, 11), params=outputs(2)))
         loop.add(make_request("c", text(3, 12), params=outputs(2)))
         assert rows(loop.step()) == [("a", 12, 1), ("b", 0, 5)]
@@ -63,7 +63,7 @@ class TestPace:
         assert rows(loop.step()) == [("a", 14, 1), ("b", 10, 4), ("c", 0, 1)]
         assert rows(loop.step()) == [("a", 15, 1), ("b", 14, 1), ("c", 1, 2)]
 
-    def test_prompts_go_on_however_short_steps_shall_be(self) -> None:
+    def test_prompts_make_progress_even_in_the_shortest_steps(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
         loop.scheduler.pace = pace(0.001)
         loop.add(make_request("a", text(3), params=outputs(9)))
@@ -71,8 +71,8 @@ class TestPace:
         loop.add(make_request("b", text(5, 11), params=outputs(1)))
         assert [rows(loop.step())[1:] for _ in range(3)] == [[("b", 0, 2)], [("b", 2, 2)], [("b", 4, 1)]]
 
-    def test_images_come_in_smaller_numbers_while_answers_are_written(self) -> None:
-        """A step has time for 11 rows beside an output, or for fewer after an image: 2 image rows are a row."""
+    def test_fewer_images_are_encoded_in_steps_with_outputs(self) -> None:
+        """A step has time for an output and 11 rows. Two image rows take as long as a row."""
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -83,12 +83,12 @@ class TestPace:
         plans = [loop.step() for _ in range(3)]
         assert [[item.request_id for item in plan.encode] for plan in plans] == [["x"], ["y"], ["z"]]
         assert [rows(plan)[1:] for plan in plans] == [
-            [("x", 0, 5), ("y", 0, 1), ("z", 0, 1)],  # rows of y and z would fit, but not their encoding
-            [("y", 1, 6)],  # its encoding takes the time of 5 rows
-            [("y", 7, 4), ("z", 1, 1)],  # the encoding of z takes that of 6
+            [("x", 0, 5), ("y", 0, 1), ("z", 0, 1)],  # there is time for rows of y and z, but not to encode them
+            [("y", 1, 6)],  # encoding y takes the time of 5 rows
+            [("y", 7, 4), ("z", 1, 1)],  # encoding z takes the time of 6 rows
         ]
 
-    def test_an_image_that_takes_longer_than_a_step_is_its_first(self) -> None:
+    def test_an_image_longer_than_a_step_is_encoded_at_the_start_of_one(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -99,8 +99,8 @@ class TestPace:
         assert [len(plan.encode) for plan in plans] == [1, 0, 0, 0]
         assert [rows(plan)[1:] for plan in plans] == [[("b", 0, 3)], [("b", 3, 5)], [("b", 8, 5)], [("b", 13, 5)]]
 
-    def test_an_image_behind_the_end_of_a_chunk_is_not_encoded_yet(self) -> None:
-        """After the first image there is no time for the rows up to the second."""
+    def test_an_image_after_the_end_of_a_chunk_is_not_encoded_yet(self) -> None:
+        """Encoding the first image leaves no time for the rows up to the second."""
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -111,7 +111,7 @@ class TestPace:
         assert [[item.media_idx for item in plan.encode] for plan in plans] == [[0], [1]]
         assert [rows(plan)[1:] for plan in plans] == [[("b", 0, 6)], [("b", 6, 6)]]
 
-    def test_what_must_be_computed_in_one_piece_is(self) -> None:
+    def test_rows_that_must_be_computed_in_one_piece_ignore_the_pace(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
         loop.scheduler.pace = pace(0.0501)
         loop.add(make_request("a", text(3), params=outputs(9)))
@@ -121,7 +121,7 @@ class TestPace:
         assert [rows(loop.step())[1:] for _ in range(3)] == [[("b", 0, 1)], [("b", 1, 9)], [("b", 10, 2)]]
 
     @given(st.lists(st.floats(1e-4, 1), min_size=1, max_size=8), st.floats(0, 4))
-    def test_rows_within_a_time_are_the_most_that_take_no_longer(self, steps: list[float], seconds: float) -> None:
+    def test_rows_within_a_time_are_as_many_as_possible(self, steps: list[float], seconds: float) -> None:
         points = tuple((8 * (i + 1), sum(steps[: i + 1])) for i in range(len(steps)))
         curve = Curve(points)
         found = curve.within(seconds)
@@ -130,7 +130,7 @@ class TestPace:
 
 
 class TestPolicy:
-    def test_outputs_come_first_then_prompts_that_began_then_new_ones(self) -> None:
+    def test_outputs_come_first_then_started_prompts_then_new_requests(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_batched_tokens=16, prefill_chunk_tokens=10))
         loop.add(make_request("a", text(3, 10), params=outputs(9)))
         loop.step()
@@ -147,14 +147,14 @@ class TestPolicy:
         assert [rows(plan) for plan in plans] == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]]
         assert [plan.chunks[0].wants_logits for plan in plans] == [False, False, True]
 
-    def test_priority_then_coming_then_arrival_of_tenants(self) -> None:
+    def test_order_is_priority_then_fair_turns_then_arrival(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_seqs=1, max_num_batched_tokens=16))
         for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 1.0), ("c", 0, 1.0), ("d", 0, 2.0), ("e", -1, 9.0)]:
             loop.add(make_request(name, text(4), priority=priority, arrival=arrival, params=outputs(1)))
         loop.add(make_request("f", text(4), arrival=0.5, params=outputs(1), tenant="other"))
         assert [loop.step().chunks[0].request_id for _ in range(6)] == ["e", "f", "b", "c", "d", "a"]
 
-    def test_nobody_overtakes_the_first_in_line(self) -> None:
+    def test_no_request_overtakes_the_first_waiting_one(self) -> None:
         loop = make_loop(num_blocks=9, has_prefix=False)
         loop.add(make_request("a", text(16), params=outputs(3)))
         loop.step()
@@ -164,7 +164,7 @@ class TestPolicy:
         loop.step()
         assert [chunk.request_id for chunk in loop.step().chunks] == ["long", "short"]
 
-    def test_a_new_request_leaves_a_block_to_each_that_runs(self) -> None:
+    def test_a_new_request_leaves_a_block_to_each_running_one(self) -> None:
         loop = make_loop(num_blocks=8, has_prefix=False)
         loop.add(make_request("a", text(8), params=outputs(6)))
         loop.step()
@@ -196,7 +196,7 @@ class TestPolicy:
 
 
 class TestLimits:
-    def test_what_could_never_run_is_refused(self) -> None:
+    def test_requests_that_could_never_run_are_refused(self) -> None:
         scheduler = make_loop(num_blocks=9, encoder_rows=20).scheduler
         span = image(0, 17)
         whole = image(0, 20, is_whole=True)
@@ -225,7 +225,7 @@ class TestLimits:
             scheduler.add(make_request("a", with_images(20, whole), spans=(whole,)))
         assert scheduler.is_idle
 
-    def test_ids_differ_among_the_living(self) -> None:
+    def test_ids_of_live_requests_differ(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(4), params=outputs(5, n=2)))
         for taken in ("a", "a:1"):
@@ -237,7 +237,7 @@ class TestLimits:
     def test_the_queue_is_limited_by_requests(self) -> None:
         limits = replace(LIMITS, max_num_seqs=2, max_queued_requests=3, retry_after_s=2.5)
         scheduler = make_loop(limits).scheduler
-        for name in "abcd":  # two of them start with the next step
+        for name in "abcd":  # the next step starts two of them
             scheduler.add(make_request(name, text(4)))
         with pytest.raises(CapacityError, match=r"4 requests wait; the limit is 3 \(--max-queued-requests\)") as caught:
             scheduler.add(make_request("e", text(4), params=outputs(1, n=2)))
@@ -248,7 +248,7 @@ class TestLimits:
             scheduler.add(make_request("f", text(4)))
         scheduler.check()
 
-    def test_the_queue_is_limited_by_tokens_but_an_empty_one_takes_anything_that_fits(self) -> None:
+    def test_the_queue_is_limited_by_tokens_unless_it_is_empty(self) -> None:
         scheduler = make_loop(replace(LIMITS, max_queued_tokens=10)).scheduler
         scheduler.add(make_request("a", text(30)))
         with pytest.raises(CapacityError, match="30 prompt tokens wait and 1 would join them; the limit is 10"):
@@ -268,7 +268,7 @@ class TestLimits:
         with pytest.raises(ConfigError, match=message):
             replace(LIMITS, **change)
 
-    def test_outputs_end_at_the_context(self) -> None:
+    def test_outputs_end_at_max_model_len(self) -> None:
         loop = make_loop(replace(LIMITS, max_model_len=20))
         loop.add(make_request("a", text(15), params=ENDLESS))
         loop.drain()
@@ -289,7 +289,7 @@ class TestEnding:
         assert loop.outputs("a") == tokens[:7]
         assert loop.events["a"][-1].finish == Finish(FinishReason.STOP, stop)
 
-    def test_the_end_of_text_counts_from_min_tokens_on(self) -> None:
+    def test_an_end_token_is_ignored_before_min_tokens(self) -> None:
         scheduler = make_scheduler(LIMITS)
         scheduler.add(make_request("a", text(5), params=SamplingParams(min_tokens=2, max_tokens=9)))
         assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Update("a", (EOS,)),)
@@ -306,7 +306,7 @@ class TestEnding:
         assert loop.scheduler.stop("a", "###") == ()
         assert loop.scheduler.is_idle
 
-    def test_deadlines_end_who_waits_and_who_runs(self) -> None:
+    def test_deadlines_end_waiting_and_running_requests(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_seqs=2))
         loop.add(make_request("runs", text(5), params=outputs(30), deadline=5.0))
         loop.add(make_request("free", text(5), params=outputs(30)))
@@ -333,7 +333,7 @@ class TestEnding:
         assert loop.events["b"][-1].finish == Finish(FinishReason.ERROR, "injected")
         assert [loop.finish_reason(name) for name in "ac"] == ["length", "length"]
 
-    def test_aborting_twice_or_what_is_unknown_is_no_news(self) -> None:
+    def test_aborting_an_ended_or_unknown_request_does_nothing(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(5)))
         assert loop.scheduler.abort("a") == (Update("a", (), finish=Finish(FinishReason.ABORT)),)
@@ -359,13 +359,13 @@ class TestPrefixCache:
             loop.step()
         assert rows(loop.plans[1]) == [("b", 8, 4)]
 
-    def test_outputs_are_found_by_the_next_turn(self) -> None:
+    def test_outputs_are_reused_by_the_next_turn(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(6), params=outputs(8)))
         loop.drain()
         turn = text(6) + loop.outputs("a")
         loop.add(make_request("b", [*turn, 1, 2], params=outputs(1)))
-        # The last output was never computed: 13 of 14 tokens are in the cache, 12 of them in full blocks.
+        # The row of the last output was never computed: 13 of 14 rows are in the cache, 12 of them in full blocks.
         assert rows(loop.step()) == [("b", 12, 4)]
 
     @pytest.mark.parametrize("salt", [None, "", "other"])
@@ -385,7 +385,7 @@ class TestPrefixCache:
         assert [rows(plan)[0][1] for plan in loop.plans] == [0, 0, 12]
         assert [len(plan.encode) for plan in loop.plans] == [1, 1, 0]
 
-    def test_prompt_scores_recompute_the_prompt_once(self) -> None:
+    def test_prompt_scores_bypass_the_cache_once(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(12), params=outputs(1)))
         loop.step()
@@ -399,8 +399,8 @@ class TestPrefixCache:
         assert rows(plan) == [("b", 12, 2)]
         assert not plan.chunks[0].wants_all_logits
 
-    def test_unknown_tokens_are_not_inserted(self) -> None:
-        """A step that is in flight has written its rows, but nobody may share them yet."""
+    def test_rows_in_flight_are_not_shared(self) -> None:
+        """A step in flight may have written its rows, but they cannot be shared yet."""
         loop = make_loop()
         loop.add(make_request("a", text(12), params=outputs(9)))
         loop.launch()
@@ -413,7 +413,7 @@ class TestPrefixCache:
 
 
 class TestImages:
-    def test_an_image_is_encoded_once_for_all_who_show_it(self) -> None:
+    def test_an_image_is_encoded_once_for_all_requests_with_it(self) -> None:
         loop = make_loop(has_prefix=False)
         span = image(2, 6)
         for name in "ab":
@@ -426,7 +426,7 @@ class TestImages:
         assert [item.request_id for item in loop.step().encode] == ["c"]
         assert loop.scheduler.stats().encoder_usage == 0
 
-    def test_the_budget_cuts_a_prompt_before_the_image_that_is_too_much(self) -> None:
+    def test_a_chunk_ends_before_an_image_that_exceeds_the_budget(self) -> None:
         loop = make_loop(replace(LIMITS, encoder_budget_tokens=10))
         spans = (image(1, 6, b"x"), image(9, 6, b"y", media_idx=1))
         loop.add(make_request("a", with_images(20, *spans), spans=spans, params=outputs(1)))
@@ -434,7 +434,7 @@ class TestImages:
         assert rows(first) + rows(second) == [("a", 0, 9), ("a", 9, 11)]
         assert [[item.media_idx for item in plan.encode] for plan in (first, second)] == [[0], [1]]
 
-    def test_an_image_longer_than_the_budget_goes_alone(self) -> None:
+    def test_an_image_larger_than_the_budget_is_encoded_alone(self) -> None:
         loop = make_loop(replace(LIMITS, encoder_budget_tokens=4))
         for name in "ab":
             span = image(0, 9, name.encode())
@@ -443,7 +443,7 @@ class TestImages:
         assert [item.request_id for item in loop.step().encode] == ["b"]
         loop.check_ended()
 
-    def test_chunks_may_cut_an_image_and_name_its_rows(self) -> None:
+    def test_chunks_may_divide_an_image_and_name_its_rows(self) -> None:
         loop = make_loop(replace(LIMITS, prefill_chunk_tokens=5))
         span = image(3, 9)
         loop.add(make_request("a", with_images(14, span), spans=(span,), params=outputs(1)))
@@ -452,13 +452,13 @@ class TestImages:
         assert [(m.start, m.count, m.first_row) for (m,) in media] == [(3, 2, 0), (5, 5, 2), (10, 2, 7)]
         assert [len(plan.encode) for plan in plans] == [1, 0, 0]
 
-    def test_rows_that_see_each_other_are_not_cut(self) -> None:
+    def test_rows_that_attend_to_each_other_are_not_divided(self) -> None:
         loop = make_loop(replace(LIMITS, prefill_chunk_tokens=5, max_num_batched_tokens=16))
         span = image(3, 9, is_whole=True)
         loop.add(make_request("a", with_images(14, span), spans=(span,), params=outputs(1)))
         assert [rows(loop.step()) for _ in range(3)] == [[("a", 0, 3)], [("a", 3, 9)], [("a", 12, 2)]]
 
-    def test_a_prefix_hit_inside_such_rows_leaves_the_rest_whole(self) -> None:
+    def test_after_a_prefix_hit_inside_an_undivided_image_its_rest_stays_whole(self) -> None:
         loop = make_loop(replace(LIMITS, prefill_chunk_tokens=2))
         span = image(1, 12, is_whole=True)
         for name, tail in [("a", [1]), ("b", [2])]:
@@ -473,8 +473,8 @@ class TestImages:
         assert plan.chunks[0].media[0].first_row == 11
         loop.check_ended()
 
-    def test_two_prompts_of_many_images_do_not_lock_each_other_out(self) -> None:
-        """Room for two images, two requests of four each, chunks that end inside them."""
+    def test_two_prompts_of_many_images_do_not_deadlock(self) -> None:
+        """There is room for two images. Two requests have four each, and chunks end inside them."""
         loop = make_loop(
             replace(LIMITS, prefill_chunk_tokens=5, max_num_batched_tokens=10), encoder_rows=20, page_rows=4
         )
@@ -484,7 +484,7 @@ class TestImages:
         assert loop.drain() < 60
         loop.check_ended()
 
-    def test_who_read_rows_that_failed_begins_again(self) -> None:
+    def test_a_request_that_read_failed_media_rows_starts_again(self) -> None:
         loop = make_loop(has_prefix=False)
         span = image(2, 6)
         for name in "ab":
@@ -493,7 +493,7 @@ class TestImages:
         assert loop.launch().chunks[1].is_pending_input
         loop.land()
         assert loop.requests["b"].status is Status.PREEMPTED
-        assert not loop.launch().chunks, "b has rows in flight that will be ignored"
+        assert not loop.launch().chunks, "b still has rows in flight, which will be ignored"
         loop.land()
         assert [item.request_id for item in loop.step().encode] == ["b"]
         loop.drain()
@@ -502,7 +502,7 @@ class TestImages:
 
 
 class TestPreemption:
-    def test_the_last_in_order_makes_room_and_loses_nothing(self) -> None:
+    def test_the_last_in_order_is_preempted_and_loses_no_outputs(self) -> None:
         loop = make_loop(num_blocks=9)
         for name in "ab":
             loop.add(make_request(name, text(8, ord(name)), params=outputs(18)))
@@ -511,7 +511,7 @@ class TestPreemption:
         assert loop.requests["b"].num_preemptions == 1
         loop.check_ended()
 
-    def test_a_better_priority_stays(self) -> None:
+    def test_a_better_priority_is_not_preempted(self) -> None:
         loop = make_loop(num_blocks=9)
         loop.add(make_request("late", text(8, 20), params=outputs(18), arrival=1.0, priority=-1))
         loop.add(make_request("early", text(8, 21), params=outputs(18), arrival=0.0))
@@ -519,15 +519,14 @@ class TestPreemption:
         assert {name for plan in loop.plans for name in plan.preempted} == {"early"}
         loop.check_ended()
 
-    def test_who_does_not_fit_alone_ends_with_an_error(self) -> None:
+    def test_a_request_that_does_not_fit_alone_ends_with_an_error(self) -> None:
         loop = make_loop(num_blocks=4)
         loop.add(make_request("a", text(8), params=ENDLESS))
         loop.drain()
         assert loop.finish_reason("a") == "error"
-        assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens, and the fifth output needs none
-        finish = loop.events["a"][-1].finish
-        assert finish is not None
-        assert "the KV cache has room for 12 (--gpu-memory-utilization)" in str(finish.detail)
+        assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens; the fifth output is sampled without one
+        message = "the request needs room for 13 tokens; the KV cache has room for 12 (--gpu-memory-utilization)"
+        assert loop.events["a"][-1].finish == Finish(FinishReason.ERROR, message)
 
     def test_a_preempted_request_that_outgrew_the_cache_ends_with_an_error(self) -> None:
         loop = make_loop(num_blocks=4, has_prefix=False)
@@ -538,8 +537,8 @@ class TestPreemption:
         loop.drain()
         assert loop.finish_reason("a") == "error"
 
-    def test_in_flight_blocks_are_not_handed_on(self) -> None:
-        """Plan k + 1 needs a block and preempts somebody whose rows are in plan k: the block comes with its commit."""
+    def test_blocks_in_flight_are_not_reused_before_the_commit(self) -> None:
+        """Plan k + 1 preempts a request whose rows are in plan k, so its blocks are free only after that commit."""
         loop = make_loop(num_blocks=5, has_prefix=False)
         for name in "ab":
             loop.add(make_request(name, text(4, ord(name)), params=outputs(9)))
@@ -556,7 +555,7 @@ class TestPreemption:
         loop.check_ended()
         assert [loop.finish_reason(name) for name in "ab"] == ["length", "length"]
 
-    def test_blocks_on_their_way_back_cost_nobody_else_theirs(self) -> None:
+    def test_nobody_else_is_preempted_while_blocks_are_about_to_be_freed(self) -> None:
         loop = make_loop(num_blocks=7, has_prefix=False)
         for name in "abc":
             loop.add(make_request(name, text(4, ord(name)), params=outputs(9)))
@@ -569,7 +568,7 @@ class TestPreemption:
         loop.drain()
         loop.check_ended()
 
-    def test_a_prompt_in_the_middle_can_be_the_victim(self) -> None:
+    def test_a_partly_computed_prompt_can_be_preempted(self) -> None:
         loop = make_loop(replace(LIMITS, prefill_chunk_tokens=3), num_blocks=9, has_prefix=False)
         loop.add(make_request("a", text(3), params=outputs(9)))
         loop.step()
@@ -579,7 +578,7 @@ class TestPreemption:
         loop.drain()
         loop.check_ended()
 
-    def test_a_full_cache_is_no_error_while_blocks_are_on_their_way_back(self) -> None:
+    def test_a_full_cache_is_no_error_while_blocks_are_about_to_be_freed(self) -> None:
         loop = make_loop(num_blocks=5, has_prefix=False)
         loop.add(make_request("a", text(15), params=outputs(2)))
         loop.launch()
@@ -592,8 +591,8 @@ class TestPreemption:
 
     @pytest.mark.parametrize("is_pipelined", [False, True])
     def test_the_number_of_steps_is_bounded(self, is_pipelined: bool) -> None:
-        """Whoever is first in order is never preempted and moves in every step (every second one, when a step is
-        planned before its blocks are back), so all together take no longer than one after the other."""
+        """The first request in order is never preempted and makes progress in every step (in every second one, if a
+        step is planned before blocks are freed). So all requests take no longer than one after the other."""
         rng = random.Random(5)
         num_preemptions = 0
         for _ in range(10):
@@ -608,8 +607,8 @@ class TestPreemption:
             loop.check_ended()
         assert num_preemptions > 10
 
-    def test_who_waits_for_budget_is_not_overtaken(self) -> None:
-        """22 rows in one piece, a budget of 24, and three outputs in each step: one of them must end first."""
+    def test_a_request_that_waits_for_budget_is_not_overtaken(self) -> None:
+        """22 rows in one piece, a budget of 24, three outputs in each step: one of them must end first."""
         loop = make_loop(replace(LIMITS, max_num_seqs=5, max_num_batched_tokens=24))
         for name in "abc":
             loop.add(make_request(name, text(4, ord(name)), params=outputs(8 + ord(name) % 3)))
@@ -625,7 +624,7 @@ class TestPreemption:
         loop.check_ended()
 
     def test_a_stream_of_new_requests_starves_nobody(self) -> None:
-        """A large whole image waits for budget, a long prompt for blocks, while short requests never stop coming."""
+        """A large undivided image waits for budget and a long prompt for blocks, while short requests keep coming."""
         loop = make_loop(replace(LIMITS, max_num_seqs=4, max_num_batched_tokens=24), num_blocks=30)
         span = image(2, 22, is_whole=True)
         for step in range(200):
@@ -659,14 +658,14 @@ class TestPipeline:
         assert [chunk.is_pending_input for chunk in loop.launch().chunks] == [False]
 
     @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_no_row_is_planned_behind_the_last_output(self, count: int) -> None:
+    def test_no_row_is_planned_after_the_last_output(self, count: int) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(6), params=outputs(count)))
         loop.drain()
         assert sum(chunk.count for plan in loop.plans for chunk in plan.chunks) == 6 + count - 1
         loop.check_ended()
 
-    def test_rows_behind_an_end_are_ignored_and_give_back_late(self) -> None:
+    def test_rows_in_flight_of_an_ended_request_are_ignored_and_freed_later(self) -> None:
         scheduler = make_scheduler(LIMITS)
         scheduler.add(make_request("a", text(8), params=SamplingParams(max_tokens=9)))
         first, second = scheduler.plan(0), scheduler.plan(0)
@@ -691,7 +690,7 @@ class TestPipeline:
         assert scheduler.commit(second, {"a": [13]}) == (Update("a", (13,)),)
         assert again.output_ids == [13]
 
-    def test_commits_come_in_order_and_plans_do_not_pile_up(self) -> None:
+    def test_commits_come_in_order_and_at_most_two_plans_are_in_flight(self) -> None:
         scheduler = make_scheduler(LIMITS)
         scheduler.add(make_request("a", text(8), params=outputs(9)))
         scheduler.plan(0)
@@ -701,7 +700,7 @@ class TestPipeline:
         with pytest.raises(AssertionError, match="plan 1 is committed, plan 0 is due"):
             scheduler.commit(second, {"a": [1]})
 
-    def test_a_missing_token_is_our_own_fault(self) -> None:
+    def test_a_missing_token_fails_an_assertion(self) -> None:
         scheduler = make_scheduler(LIMITS)
         scheduler.add(make_request("a", text(8), params=outputs(9)))
         with pytest.raises(AssertionError, match="a wants a token"):
@@ -754,14 +753,14 @@ class TestForks:
         loop.drain()
         loop.check_ended()
 
-    def test_forks_go_on_when_the_first_is_done(self) -> None:
+    def test_forks_continue_when_the_parent_has_ended(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_seqs=1))
         loop.add(make_request("a", text(10), params=outputs(2, n=3)))
         loop.drain()
         loop.check_ended()
         assert [loop.finish_reason(name) for name in loop.requests] == ["length"] * 3
 
-    def test_forks_outlive_a_parent_that_fails(self) -> None:
+    def test_forks_survive_a_parent_that_fails(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(10), params=outputs(2, n=2)))
         loop.step(failing=[0])
@@ -771,7 +770,7 @@ class TestForks:
 
 
 def test_a_storm_of_aborts_leaves_nothing_in_use() -> None:
-    """1,000 requests aborted while they wait, run, are preempted, and have rows in no, one or two plans."""
+    """1,000 requests are aborted while they wait, run or are preempted, with rows in no, one or two plans."""
     rng = random.Random(11)
     limits = replace(LIMITS, max_num_seqs=16, max_num_batched_tokens=48, prefill_chunk_tokens=9)
     loop = make_loop(limits, num_blocks=60, encoder_rows=64)
@@ -815,8 +814,8 @@ def storm_request(name: str, rng: random.Random) -> Request:
     return make_request(name, with_images(rng.randint(14, 20), *spans), spans=spans, params=ENDLESS)
 
 
-def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_begins_again() -> None:
-    """Preempted between launch and commit, it holds the rows no more; the token made of them is not kept."""
+def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_starts_again() -> None:
+    """Preempted between launch and commit, it no longer holds the rows. The token sampled from them is dropped."""
     met = 0
     for num_blocks in range(9, 14):
         for num_steps in range(6):
@@ -838,7 +837,7 @@ def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_begins_again() -> 
             met += 1
             loop.land()
             assert loop.requests["b"].output_ids == []
-    assert met, "the case does not come up any more: choose other sizes"
+    assert met, "no case was found; choose other sizes"
 
 
 def test_statistics() -> None:
@@ -862,7 +861,7 @@ def test_the_work_for_an_image_does_not_grow_with_the_number_of_images() -> None
     assert few > 50 * 10 and many < 1.3 * 4 * few
 
 
-def test_spans_out_of_order_are_our_own_fault() -> None:
+def test_spans_out_of_order_fail_an_assertion() -> None:
     scheduler: Scheduler = make_scheduler(LIMITS)
     bad: list[tuple[Span, ...]] = [
         (image(4, 3), image(2, 1, media_idx=1)),
@@ -879,7 +878,7 @@ def test_spans_out_of_order_are_our_own_fault() -> None:
     assert RowError("x") == RowError("x")
 
 
-def test_a_request_of_no_tokens_ends_when_its_prompt_is_computed() -> None:
+def test_a_request_for_no_outputs_ends_when_its_prompt_is_computed() -> None:
     loop = make_loop(replace(LIMITS, prefill_chunk_tokens=8))
     loop.add(make_request("scored", text(20), params=outputs(0, prompt_logprobs=0, n=2)))
     loop.add(make_request("longest", text(64, 12), params=outputs(0)))
@@ -909,7 +908,7 @@ def test_caches_are_emptied_only_when_nothing_runs() -> None:
     assert (stats.prefix_hit_tokens, stats.encoder_queries, stats.encoder_hits) == (8, 2, 0)
 
 
-def test_images_that_are_not_kept_are_encoded_for_each_request_that_does_not_run_beside_another() -> None:
+def test_without_a_cache_an_image_is_shared_only_by_concurrent_requests() -> None:
     loop = make_loop(has_prefix=False, keeps_images=False)
     span = image(2, 5)
     for names in ("a", "b", "cd"):

@@ -1,4 +1,4 @@
-"""Everything at once: random requests, limits, aborts, errors, deadlines and pipelining on a device that remembers."""
+"""Everything at once: random requests, limits, aborts, errors, deadlines and pipelining on the simulated device."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.simulated import IMAGE_TOKEN, Loop, make_request, make_scheduler
 
-# Pieces of prompts: few enough that prompts share beginnings. A number n is n tokens of text, a letter an image.
+# Pieces of prompts, few enough that prompts share prefixes. A number n is n tokens of text, a letter an image.
 PIECES = st.lists(st.sampled_from([1, 2, 3, 5, 8, "a", "b", "c", "v", "w"]), min_size=1, max_size=6)
 ROWS = {"a": 1, "b": 4, "c": 7, "v": 3, "w": 3}  # v and w are one video at two speeds, in two spans with text between
 
-PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.05, ((4, 20), (8, 30)), fewest_rows=1)
+PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.05, ((4, 20), (8, 30)), min_prompt_rows=1)
 
 
 def build(pieces: list[int | str], is_whole: bool) -> tuple[list[int], tuple[Span, ...]]:
@@ -200,12 +200,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loop.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """One of few names, so that most die a natural death."""
+        """Aborts one of few names, so that most requests end by themselves."""
         self.loop.abort(data.draw(st.sampled_from([f"r{n}{x}" for n in range(1, 30, 4) for x in ("", ":1")])))
 
     @rule()
     def forget_cached(self) -> None:
-        """Only an idle scheduler does, and what comes later is computed anew."""
+        """Only an idle scheduler empties its caches; later requests are computed from scratch."""
         scheduler = self.loop.scheduler
         was_idle = scheduler.is_idle
         assert scheduler.forget_cached() == was_idle

@@ -1,4 +1,4 @@
-"""Limits that are left to the machine, and settings of a checkpoint that must agree with its model."""
+"""Limits that default to the machine's, and settings of a checkpoint that must agree with its model."""
 
 import json
 import shutil
@@ -18,13 +18,13 @@ from tests.engine.rig import image_settings
 from tests.models import tiny
 
 
-def test_a_gpu_and_a_cpu_have_limits_of_their_own() -> None:
+def test_gpu_and_cpu_have_different_default_limits() -> None:
     for is_cuda, own in ((True, GPU_LIMITS), (False, CPU_LIMITS)):
         found = SchedulerSettings().resolved(is_cuda=is_cuda, max_position=10**6)
         assert {name: getattr(found, name) for name in own} == own
 
 
-def test_what_is_given_stays_and_no_request_is_longer_than_the_model_allows() -> None:
+def test_given_limits_stay_unless_the_model_does_not_allow_them() -> None:
     given = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=77, max_model_len=5000, encoder_budget_tokens=9)
     assert given.resolved(is_cuda=False, max_position=10**6) == given
     with pytest.raises(
@@ -34,21 +34,21 @@ def test_what_is_given_stays_and_no_request_is_longer_than_the_model_allows() ->
     assert SchedulerSettings().resolved(is_cuda=True, max_position=2048).max_model_len == 2048
 
 
-def test_limits_that_are_left_open_agree_with_those_that_are_given() -> None:
+def test_default_limits_agree_with_given_ones() -> None:
     few_rows = SchedulerSettings(max_num_batched_tokens=8).resolved(is_cuda=True, max_position=100)
     assert few_rows.max_num_seqs == 8
     many = SchedulerSettings(max_num_seqs=1000).resolved(is_cuda=False, max_position=100)
     assert many.max_num_batched_tokens == 1000
 
 
-def test_a_step_of_a_cpu_has_no_more_rows_than_are_of_use_there() -> None:
+def test_steps_on_a_cpu_are_limited_to_a_useful_number_of_rows() -> None:
     asked = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=64)
     assert asked.resolved(is_cuda=True, max_position=4096).max_num_batched_tokens == 8192
     assert asked.resolved(is_cuda=False, max_position=4096) == replace(
         asked, max_num_batched_tokens=1024, max_model_len=4096, encoder_budget_tokens=512
     )
     many = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=3000)
-    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "a row for each"
+    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "every request needs a row"
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "encoder_budget_tokens"])
@@ -66,20 +66,20 @@ def test_negative_limits_are_refused(name: str) -> None:
         ("head=full", "a phase of vision, prefill, decode"),
     ],
 )
-def test_graphs_that_there_are_not_are_refused_with_the_words_that_are_allowed(word: str, allowed: str) -> None:
+def test_unknown_graph_modes_are_refused_with_the_allowed_words(word: str, allowed: str) -> None:
     with pytest.raises(ConfigError) as refused:
         EngineSettings(graphs=f"decode=off,{word}")
     assert f"graphs has {word!r}" in str(refused.value) and allowed in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["dtype", "load_format", "quantization", "mm_encoder_quantization", "verify"])
-def test_words_that_there_are_not_are_refused_before_anything_starts(name: str) -> None:
+def test_unknown_words_are_refused_before_anything_starts(name: str) -> None:
     wrong: dict[str, Any] = {name: "int9"}
     with pytest.raises(ConfigError, match=rf"{name} is 'int9'; allowed: auto, .*\(--{name.replace('_', '-')}\)"):
         EngineSettings(**wrong)
 
 
-def test_words_are_those_that_loading_knows() -> None:
+def test_allowed_words_are_the_ones_that_loading_knows() -> None:
     known = {"dtype": DTYPES, "load_format": get_args(LoadFormat)[1:], "quantization": quantization.WORDS[1:]}
     assert {name: list(WORDS[name][1:]) for name in known} == {name: list(words) for name, words in known.items()}
 
@@ -97,7 +97,7 @@ def other_processor(folder: Path, target: Path, name: str, **values: Any) -> Pat
 @pytest.mark.parametrize(
     ("kind", "name"), [("images", "preprocessor_config.json"), ("videos", "video_preprocessor_config.json")]
 )
-def test_patches_that_the_tower_does_not_take_are_refused(
+def test_patches_that_do_not_fit_the_tower_are_refused(
     made: tiny.Tiny, tmp_path: Path, kind: str, name: str, key: str, value: int, needed: int
 ) -> None:
     folder = other_processor(made.folder, tmp_path / "other", name, **{key: value})
@@ -108,7 +108,7 @@ def test_patches_that_the_tower_does_not_take_are_refused(
         draw(folder, EngineSettings(device="cpu"), SchedulerSettings(), is_cuda=False)
 
 
-def test_an_image_size_that_the_tower_does_not_take_is_refused(tmp_path: Path) -> None:
+def test_an_image_size_that_does_not_fit_the_tower_is_refused(tmp_path: Path) -> None:
     made = tiny.make("gemma3_vl", tmp_path / "made")
     size = image_settings(made.folder).fixed_size
     assert size is not None

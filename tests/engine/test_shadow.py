@@ -1,4 +1,4 @@
-"""Shadow checks: a wrong graph is found while requests are served, a right one never is, and no answer changes."""
+"""Shadow checks find wrong graphs in service, never blame a correct one, and change no answer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def shadowed(
 
 
 def requests(made: tiny.Tiny, count: int, seed: int) -> tuple[dict[str, Prompt], dict[str, SamplingParams]]:
-    """Of many lengths, some with images where the family can see, with parameters of every kind."""
+    """Requests of many lengths and with all kinds of parameters, some with images if the family supports them."""
     rng = np.random.default_rng(seed)
     has_images = made.name in tiny.VISION
     prompts = {f"{seed}-{i}": random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)}
@@ -76,7 +76,7 @@ def check_all(engine: Engine) -> list[Mismatch]:
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    """Of all phases together."""
+    """Check results, summed over all phases."""
     total: dict[str, int] = {}
     for phase in engine.phase_snapshots().values():
         for result, times in phase["shadow"].items():
@@ -94,12 +94,12 @@ def runner_of(engine: Engine, phase: str) -> GraphRunner:
 
 
 def poison(graph: CapturedGraph, spoil: Any) -> None:
-    """From now on a replay of this graph does something wrong at its end."""
+    """Makes replays of this graph do something wrong at the end."""
     graph.steps = (*graph.steps, spoil)
 
 
 def poison_outputs(runner: GraphRunner) -> None:
-    """All graphs of a phase put out something wrong by one unit in one value."""
+    """Makes all graphs of a phase change one output value, as little as possible."""
     name = {"vision": "rows", "prefill": "trunk"}.get(runner.phase.name, "next_ids")
     for graph in runner.graphs:
         poison(graph, partial(_spoil, graph.frame[name].view(-1)[:1]))
@@ -129,7 +129,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str, mode: Mode, tmp_path: Path) -> None:
+def test_checks_of_correct_graphs_find_nothing(loaded: Load, family: str, mode: Mode, tmp_path: Path) -> None:
     engine = shadowed(loaded(family), tmp_path, replace(SIZES, mode=mode))
     for seed in (1, 2):
         run(engine, *requests(loaded(family)[0], 6, seed))
@@ -141,8 +141,8 @@ def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str
     assert phases.keys() >= set(PHASES[1:]) and not list(tmp_path.iterdir())
 
 
-def test_what_padding_read_is_there_again_when_a_replay_is_checked(loaded: Load) -> None:
-    """Experts compute padded rows beside the others, whose last bits then depend on them."""
+def test_a_check_restores_what_padded_rows_read(loaded: Load) -> None:
+    """Experts compute padded rows together with real ones, whose last bits then depend on the padding."""
     made, _ = loaded("qwen3_moe")
     for seed in (200, 300, 700):
         engine = shadowed(loaded("qwen3_moe"))
@@ -152,8 +152,8 @@ def test_what_padding_read_is_there_again_when_a_replay_is_checked(loaded: Load)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
-def test_no_answer_is_changed(loaded: Load, family: str) -> None:
-    """Twenty requests in waves that find prefixes and images of earlier ones, with checks between the waves."""
+def test_checks_change_no_answer(loaded: Load, family: str) -> None:
+    """Twenty requests in waves that reuse prefixes and images of earlier ones, with checks between the waves."""
     made, model = loaded(family)
     plain, watched = build(model, made.folder, SIZES), shadowed(loaded(family))
     for seed in (1, 2, 1, 3):
@@ -166,7 +166,7 @@ def test_no_answer_is_changed(loaded: Load, family: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, phase: str, tmp_path: Path) -> None:
+def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Load, phase: str, tmp_path: Path) -> None:
     made, model = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path)
     run(engine, *requests(made, 5, seed=1))
@@ -178,7 +178,7 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
         run(engine, *requests(made, 5, seed))
         found += check_all(engine)
     assert found and {mismatch.key.phase for mismatch in found} == {phase}
-    assert len({mismatch.key for mismatch in found}) == len(found), "a graph is found wrong once"
+    assert len({mismatch.key for mismatch in found}) == len(found), "each graph is found wrong only once"
     snapshot = engine.phase_snapshots()[phase]
     assert snapshot["shadow"]["different"] == len(found)
     assert snapshot["fallbacks"]["out_of_service"] > 0
@@ -191,7 +191,7 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]
     assert str(first.key) in str(first) and first.digest in str(first) and str(first.path) in str(first)
-    assert str(first.path) not in first.reason, "paths are for the log"
+    assert str(first.path) not in first.reason, "the path is only for the log"
     assert len(list(tmp_path.iterdir())) == min(len(found), MAX_FILES)
     for graph in runner.graphs:
         runner.catalogue.retire(graph.key, "all of them, for the comparison")
@@ -200,7 +200,7 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
 
 
 def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tensor, Tensor]:
-    """A tensor that a pass writes to besides its outputs, and which of its rows."""
+    """A tensor that a pass writes to besides its outputs, and the row to spoil."""
     state = executor_of(engine).state
     if place == "rows of the cache":
         assert state.vision_rows is not None
@@ -211,7 +211,7 @@ def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("place", ["keys of layer 1", "logits", "newest ids", "rows of the cache"])
-def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place: str) -> None:
+def test_writes_outside_the_outputs_of_a_pass_are_checked(loaded: Load, place: str) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     runner = runner_of(engine, "vision" if place == "rows of the cache" else "decode")
@@ -226,7 +226,7 @@ def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place
     assert place in {difference.output for mismatch in found for difference in mismatch.differences}
 
 
-def test_what_a_wrong_graph_wrote_is_not_used_again(loaded: Load) -> None:
+def test_cached_results_of_a_wrong_graph_are_not_reused(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=40)
@@ -242,7 +242,7 @@ def test_what_a_wrong_graph_wrote_is_not_used_again(loaded: Load) -> None:
 
 
 def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
-    """Not even where another image has taken the place of the one that is encoded again."""
+    """Not even where another image has replaced the one that is encoded again."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     shadow = shadow_of(engine)
@@ -259,7 +259,7 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
     assert all(torch.equal(tensor, same) for tensor, same in zip(tensors, before, strict=True))
 
 
-def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
+def test_strict_mode_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
     engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
     for graph in executor_of(engine).decode.graphs:
         executor_of(engine).decode.catalogue.retire(graph.key, "for a test")
@@ -278,7 +278,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
         asked = iter([False] * patience + [True])
         before = counts(engine).get("interrupted", 0)
         assert engine.idle.check(partial(next, asked)) is None
-        has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
+        has_stopped = next(asked, None) is None  # after True it is not called again
         assert counts(engine).get("interrupted", 0) - before == has_stopped
     assert counts(engine)["interrupted"] > 0
     assert check_all(engine) == []
@@ -286,8 +286,8 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
-    """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
+def test_an_interrupted_check_of_a_wrong_graph_makes_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
+    """The check has replaced wrong keys, which later replays had read, by correct ones, and may never be finished."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     keys = executor_of(engine).state.caches[0][0].flatten(0, 1)
@@ -312,8 +312,8 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
     assert found["overwritten"] > 0 and found["equal"] > 0
 
 
-def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
-    """By whole blocks and by slots it is the same as by every single slot."""
+def test_a_record_is_intact_until_a_slot_it_read_is_overwritten(loaded: Load) -> None:
+    """Checking whole blocks first gives the same verdict as checking every slot."""
     shadow = shadow_of(shadowed(loaded("llama")))
     rng = np.random.default_rng(0)
     verdicts = []
@@ -328,7 +328,7 @@ def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -
     assert 30 < sum(verdicts) < 270
 
 
-def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Load) -> None:
+def test_records_too_large_for_the_slab_are_counted_and_memory_stays_flat(loaded: Load) -> None:
     made, _ = loaded("qwen3_vl")
     tiny_slabs = shadowed(loaded("qwen3_vl"), slabs={"language": 256, "vision": 256})
     run(tiny_slabs, *requests(made, 4, seed=1))
@@ -343,8 +343,8 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     assert found["evicted"] > 0 and found["equal"] > 0
 
 
-def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs know their records for long; what a check copied out of the caches is new memory."""
+def test_a_checked_record_holds_no_extra_memory(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs keep references to their records for a long time, so a record must drop what a check copied for it."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     shadow = shadow_of(engine)
@@ -381,17 +381,17 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
         slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)})
 
 
-def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
+def test_the_share_of_checked_replays_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
     shadow = shadow_of(shadowed(loaded("llama"), share=0.02))
     keys = [GraphKey("decode", Mode.FULL, Capacity.of(tokens=n)) for n in range(20)]
     rng = np.random.default_rng(3)
     chosen = [keys[0] if rng.random() < 0.95 else keys[int(rng.integers(1, 20))] for _ in range(20000)]
     taken = [key for key in chosen if shadow.wants(key)]
     assert 300 < len(taken) < 500
-    assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "more often than they come"
+    assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "they are checked more often than they occur"
 
 
-def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
+def test_a_mismatch_file_has_everything_needed_to_replay_it(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path / "made for it")
     poison_outputs(runner_of(engine, "prefill"))
@@ -407,7 +407,7 @@ def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
     assert wrong == {difference.output for difference in found.differences}
 
 
-def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_a_file_from_elsewhere_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     other = tmp_path / "other.safetensors"
@@ -421,7 +421,7 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         read_file(tmp_path / "missing")
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loaded: Load, tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_even_if_its_file_cannot_be_written(loaded: Load, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     engine = shadowed(loaded("llama"), tmp_path / "file" / "folder")
     poison_outputs(runner_of(engine, "prefill"))
@@ -430,6 +430,6 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loade
     assert found.path is None and "could not be saved" in str(found)
 
 
-def test_a_share_beyond_one_is_refused() -> None:
+def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shadow is 1.5; allowed are 0 to 1 \(--shadow\)"):
         EngineSettings(shadow=1.5)

@@ -1,4 +1,4 @@
-"""Shadow checks in the engine's own process: when it is idle, and not when somebody wants something."""
+"""Shadow checks in the engine process: they run when it is idle and give way to commands."""
 
 import asyncio
 import queue
@@ -31,7 +31,7 @@ LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_
 
 
 class Front:
-    """The other end of a worker that runs in a thread of this process."""
+    """The front end of a worker that runs in a thread of this process."""
 
     def __init__(self, engine: Engine) -> None:
         self._context = zmq.Context()
@@ -67,7 +67,7 @@ def fronts() -> Iterator[Callable[[Engine], Front]]:
         front.close()
 
 
-def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
+def test_a_worker_reports_a_wrong_graph_unasked(
     loaded: Load, fronts: Callable[[Engine], Front], tmp_path: Path
 ) -> None:
     made, _ = loaded("qwen3_vl")
@@ -89,7 +89,7 @@ def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
     assert not thread.is_alive()
 
 
-def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[[Engine], Front]) -> None:
+def test_a_waiting_command_interrupts_a_check(loaded: Load, fronts: Callable[[Engine], Front]) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     run(engine, *requests(made, 2, seed=1))
@@ -107,7 +107,7 @@ def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[
     assert engine.idle.check(has_command) is None
     assert counts(engine) == {"equal": 1, "interrupted": 1} and next(operations) == 51
     front.worker._check_shadow()
-    assert counts(engine) == {"equal": 1, "interrupted": 1}, "none is begun while a command waits"
+    assert counts(engine) == {"equal": 1, "interrupted": 1}, "no check starts while a command waits"
 
 
 async def checks_while_idle(made: tiny.Tiny, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ async def checks_while_idle(made: tiny.Tiny, caplog: pytest.LogCaptureFixture) -
         pause_s = 0.5
         while "equal" not in (phases := (await engine.stats()).phases)["decode"]["shadow"]:
             await asyncio.sleep(pause_s)
-            pause_s *= 2  # to ask interrupts a check
+            pause_s *= 2  # asking for stats interrupts a check
         assert all(phase["shadow"].keys() <= {"equal", "interrupted"} for phase in phases.values())
         assert ids == [delta.token_ids async for delta in engine.generate("b", prompt, GREEDY)]
         assert engine.degraded == []

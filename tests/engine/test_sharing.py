@@ -1,4 +1,4 @@
-"""Images over ranks that each hold the whole vision tower: who encodes what, and where the rows of all go."""
+"""Ranks that each hold the whole vision tower: which rank encodes which images, and where their rows go."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -50,7 +50,7 @@ def parts_of(passes: Sequence[Shares]) -> list[MediaPart]:
     return [part for shares in passes for share in shares for part in share]
 
 
-class TestSharingOut:
+class TestShareOut:
     @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
     def test_every_part_is_encoded_once_and_every_pass_fits_a_bucket(self, num_ranks: int) -> None:
         rng, bins = np.random.default_rng(num_ranks), serving_bins()
@@ -62,9 +62,9 @@ class TestSharingOut:
             for shares in passes:
                 assert len(shares) == num_ranks and bucket_of(shares, bins) is not None
 
-    def test_the_largest_share_is_at_most_a_third_larger_than_the_best(self) -> None:
-        """Against all ways to divide the parts. A distribution that only counts them, or ignores what ranks have,
-        fails here."""
+    def test_the_largest_share_is_at_most_a_third_above_the_optimum(self) -> None:
+        """Compared with all ways to divide the parts. Dealing parts out by number, or regardless of what ranks already
+        have, would fail here."""
         rng = np.random.default_rng(1)
         for _ in range(40):
             parts = [MediaPart(i, 0, 1, int(n)) for i, n in enumerate(rng.integers(1, 60, 7))]
@@ -72,8 +72,8 @@ class TestSharingOut:
             best = min(max(np.bincount(way, [part.rows for part in parts], 3)) for way in map(list, ways))
             assert max(map(rows, balanced(parts, 3))) <= best * 4 / 3
 
-    def test_ranks_halve_what_a_step_costs(self) -> None:
-        """Sixteen images of any size on two ranks: little more than half of what one rank takes."""
+    def test_two_ranks_halve_the_cost_of_a_step(self) -> None:
+        """Sixteen images of any size on two ranks cost little more than half of what they cost on one."""
         rng, bins = np.random.default_rng(2), serving_bins(16384)
         alone = shared = 0.0
         for _ in range(50):
@@ -90,29 +90,29 @@ class TestSharingOut:
         [shares] = share_out(frames, BINS, 4)
         assert [rows(share) for share in shares] == [40, 40, 40, 20]
 
-    def test_passes_are_made_in_step_the_largest_of_each_rank_first(self) -> None:
+    def test_passes_of_ranks_are_aligned_by_size(self) -> None:
         small, large, middle = MediaPart(0, 0, 1, 10), MediaPart(1, 0, 1, 100), MediaPart(2, 0, 1, 50)
         assert in_step([[[small], [large]], [[middle]]]) == [[[large], [middle]], [[small], []]]
 
-    def test_more_than_a_pass_holds_takes_several_passes(self) -> None:
+    def test_parts_that_exceed_one_pass_take_several(self) -> None:
         parts = [MediaPart(i, 0, 1, 100) for i in range(5)]
         passes = share_out(parts, BINS, 2)
         assert [[len(share) for share in shares] for shares in passes] == [[1, 1], [1, 1], [1, 0]]
 
-    def test_what_no_bucket_holds_has_a_pass_to_itself(self) -> None:
+    def test_a_part_too_large_for_any_bucket_gets_its_own_pass(self) -> None:
         parts = [MediaPart(0, 0, 1, 500), MediaPart(1, 0, 1, 20), MediaPart(2, 0, 1, 20)]
         assert share_out(parts, BINS, 2) == [[[parts[1]], [parts[2]]], [[parts[0]], []]]
         assert share_out(parts[:1], BINS, 2) == [[[parts[0]], []]]
 
-    def test_a_bucket_holds_shares_only_if_each_has_a_segment_left_for_its_own_padding(self) -> None:
-        """A full share needs none, a shorter one beside it does, even if the frames of both are as many."""
+    def test_a_bucket_needs_a_padding_segment_for_each_share_that_does_not_fill_it(self) -> None:
+        """A full share needs none. A shorter one does, even if it has as many frames."""
         assert BINS.rows_for_all([(32, 5), (32, 5)]) == 32
         assert BINS.rows_for_all([(32, 5), (31, 5)]) == 128
 
 
 class Ranks:
-    """Executors of imagined ranks in one process: each joins its own rows as often as there are ranks, so that of every
-    image the rows are right on the rank that encoded it, and there alone."""
+    """Executors of simulated ranks in one process. Each joins its own rows in place of those of the other ranks, so
+    rows of an image are correct only on the rank that encoded it."""
 
     def __init__(self, loaded: Loaded, size: int = 2, **options: Any) -> None:
         made, self.model = loaded
@@ -126,7 +126,7 @@ class Ranks:
         self._codec = Codec(*ORDER_TYPES)
 
     def encode(self, media: Sequence[Media]) -> list[Tensor]:
-        """The rows of each, read where the rank that encoded them put them."""
+        """The rows of each, read from the rank that encoded them."""
         items = [self.first._item(i, one) for i, one in enumerate(media)]
         found = [torch.zeros_like(alone_rows(self, one)) for one in media]
         for shares in self.composer.shares(media):
@@ -149,7 +149,7 @@ class Ranks:
         found[part.item][:, start : start + part.rows] = rig.state.vision_rows[:, where]
 
     def _sent(self, orders: Encode) -> Encode:
-        """As another rank gets it."""
+        """The orders as another rank receives them."""
         packed = self._codec.pack(orders)
         buffer = np.zeros(packed.num_bytes + 64, np.uint8)
         start = -buffer.ctypes.data % 64
@@ -168,7 +168,7 @@ def check(ranks: Ranks, media: Sequence[Media], what: object = "") -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text: f"{what}: {text}")
 
 
-class TestRanksOfTheirOwnImages:
+class TestRanksWithTheirOwnImages:
     @pytest.mark.parametrize(("family", "size"), [(name, 2) for name in TOWERS] + [("qwen2_5_vl", 4)])
     @pytest.mark.parametrize("has_graphs", [True, False])
     def test_random_mixes(self, loaded: Load, family: str, size: int, has_graphs: bool) -> None:
@@ -181,9 +181,11 @@ class TestRanksOfTheirOwnImages:
             assert bool(replays[Tier.CAPACITY]) == has_graphs
             assert set(fallbacks) == (set() if has_graphs else {Reason.GRAPHS_OFF})
         busy = [[bool(one.pictures) for one in (orders.vision, *orders.others)] for orders in ranks.orders]
-        assert any(map(all, busy)) and not all(map(all, busy)), "all ranks at work, and one without images"
+        assert any(map(all, busy)) and not all(map(all, busy)), (
+            "some passes keep all ranks busy, some leave one without images"
+        )
 
-    def test_a_frame_that_no_bucket_holds_is_encoded_by_all(self, loaded: Load) -> None:
+    def test_a_frame_too_large_for_any_bucket_is_encoded_by_all_ranks(self, loaded: Load) -> None:
         ranks, rng = Ranks(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
         rig = ranks.first
         check(ranks, [rig.video(rng, 2, 6, 6), rig.image(rng, 8, 8)])
@@ -192,14 +194,14 @@ class TestRanksOfTheirOwnImages:
         assert all((orders.vision.values["targets"][1:] == 0).all() for orders in large)
         assert all(rig.encoder.graphs.stats.fallbacks == {Reason.TOO_LARGE: 2} for rig in ranks.rigs)
 
-    def test_there_are_no_graphs_of_one_layout(self, loaded: Load) -> None:
+    def test_ranks_with_their_own_images_have_no_exact_graphs(self, loaded: Load) -> None:
         both = frozenset({Tier.CAPACITY, Tier.EXACT})
         for tiers in (both, frozenset({Tier.EXACT})):
             rig = Ranks(loaded("qwen3_vl"), tiers=tiers, exact_after=1).first
             assert rig.encoder.graphs.settings.tiers == {Tier.CAPACITY}
             assert not list(rig.composer.usual_layouts()) and not rig.engine.idle.can_capture
 
-    def test_targets_say_where_the_rows_of_each_rank_go(self, loaded: Load) -> None:
+    def test_targets_place_the_rows_of_each_rank(self, loaded: Load) -> None:
         ranks, rng = Ranks(loaded("qwen3_vl")), np.random.default_rng(3)
         rig = ranks.first
         media = [rig.image(rng, 40, 40), rig.image(rng, 16, 16), rig.image(rng, 24, 8)]
@@ -215,9 +217,9 @@ class TestRanksOfTheirOwnImages:
             expected = np.concatenate([places(0, counts[p.item], items[p.item].pages, PAGE_ROWS) for p in share])
             assert targets[rank].tolist() == expected.tolist() + [0] * (counts[0] - len(expected))
 
-    def test_shares_that_no_bucket_holds_are_encoded_one_by_one(self, loaded: Load) -> None:
-        """Packing knows no windows. Strips have more than there is room for, and only composing finds out; ranks that
-        ran such shares eagerly would bring different shapes to their join."""
+    def test_shares_too_large_for_any_bucket_are_encoded_one_by_one(self, loaded: Load) -> None:
+        """Packing does not know about windows. Strips have more than a bucket holds, which only composing finds out.
+        Ranks that ran such shares eagerly would join rows of different shapes."""
         ranks, rng = Ranks(loaded("qwen2_5_vl"), max_units=320, tiers=frozenset()), np.random.default_rng(4)
         media = [ranks.first.video(rng, 1, 1, 300), ranks.first.video(rng, 1, 1, 20)]
         items = [ranks.first._item(i, one) for i, one in enumerate(media)]
@@ -231,10 +233,10 @@ class TestRanksOfTheirOwnImages:
         for one in media:
             check(ranks, [one])
 
-    def test_a_rank_that_cannot_read_its_image_keeps_in_step(
+    def test_a_rank_that_cannot_read_its_image_stays_in_step(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The others wait for it in the pass; that it did something else is found out behind them."""
+        """The other ranks wait for it in the pass. Comparing traces afterwards shows that it failed."""
         ranks, rng = Ranks(loaded("qwen3_vl")), np.random.default_rng(5)
         rig = ranks.rigs[1]
         media = [rig.image(rng, 40, 40), rig.image(rng, 16, 16)]
@@ -260,7 +262,7 @@ class TestRanksOfTheirOwnImages:
 
 
 class TestAuto:
-    def test_a_tower_is_whole_where_its_heads_cannot_be_divided(self, loaded: Load) -> None:
+    def test_a_tower_stays_whole_if_its_heads_cannot_be_divided(self, loaded: Load) -> None:
         folder = loaded("qwen3_vl")[0].folder  # two vision heads, four text heads
         mode: EncoderMode
 

@@ -1,4 +1,4 @@
-"""Verification of a whole engine: right graphs pass, a graph that froze something is named and not served."""
+"""Verification of a whole engine: correct graphs pass, and a graph that froze something is named and refused."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SMALL = Options(mode=Mode.FULL, max_tokens=24, max_num_seqs=3, max_units=40, num
 
 
 def thinned(loaded: Loaded, num_buckets: int = 2) -> DeviceExecutor:
-    """With the smallest and the largest bucket of every phase: what is verified is the same, only less often."""
+    """An executor with only the smallest and the largest bucket of every phase, to save time."""
     executor = plain(loaded)
     for name in ("prefill", "decode", "head", "sampler", "vision"):
         phase = getattr(executor, name)
@@ -51,7 +51,7 @@ def thinned(loaded: Loaded, num_buckets: int = 2) -> DeviceExecutor:
 
 
 def plain(loaded: Loaded) -> DeviceExecutor:
-    """Without graphs."""
+    """An executor without graphs."""
     made, model = loaded
     return executor_of(build(model, made.folder, replace(SMALL, mode=None)))
 
@@ -87,7 +87,7 @@ def test_every_bucket_and_phase_is_audited_and_leaves_no_trace(loaded: Load) -> 
     assert all(graph.num_replays == 0 for phase in executor.phases for graph in phase.graphs)
 
 
-def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
+def test_a_large_bfloat16_channel_does_not_hide_frozen_boundaries(
     made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(made.folder, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
         check_graphs(thinned((made, model)), is_short=False)
 
 
-def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
+def test_a_short_verification_samples_every_phase(loaded: Load) -> None:
     executor = thinned(loaded("qwen3_vl"))
     report = check_graphs(executor)
     assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
@@ -117,7 +117,7 @@ def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
     news: list[tuple[str, int, int]] = []
     verify_graphs(small, is_short=True, progress=lambda *each: news.append(each))
     assert all(len(chosen_buckets(phase, is_short=True)) == 1 for phase in small.phases)
-    assert news[-1][1] == news[-1][2] == 6, "five phases, and vision twice"
+    assert news[-1][1] == news[-1][2] == 6, "five phases, vision counted twice"
 
 
 def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:
@@ -126,7 +126,7 @@ def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:
 
 
 def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture that reads segment boundaries on the host."""
+    """Makes captures read segment boundaries on the host."""
     varlen = model.place.kernels.varlen_attention
 
     def frozen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, **how: Any) -> Tensor:
@@ -138,7 +138,7 @@ def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(block.attention, "kernels", kernels)
 
 
-def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
+def test_frozen_boundaries_are_reported_with_phase_bucket_and_sequence(
     loaded: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freeze_boundaries(loaded("qwen3_vl")[1], monkeypatch)
@@ -149,8 +149,8 @@ def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
     assert {row.key.partition("/")[0] for row in wrong} == {"vision"}
 
 
-def test_a_scatter_that_forgot_its_targets_is_found_in_the_cache(loaded: Load) -> None:
-    """Rows must be where the cache looks for them, not only in the output buffer."""
+def test_encoded_rows_are_in_the_cache_where_their_targets_say(loaded: Load) -> None:
+    """Not only in the output buffer."""
     executor = thinned(loaded("qwen3_vl"))
     encoder = executor.encoder
     assert encoder is not None and executor.state.vision_rows is not None
@@ -188,10 +188,10 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
         start(settings)
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["perhaps it did"])
     start(settings)
-    assert stages[-1] == "ready", "a doubt is told, and does not stop a server"
+    assert stages[-1] == "ready", "a doubt is reported, but does not stop a server"
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", unreadable)
     start(settings)
-    assert stages[-1] == "ready", "an old driver that tells no nodes does not stop a server"
+    assert stages[-1] == "ready", "an old driver that cannot list nodes does not stop a server"
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")
 
@@ -200,7 +200,7 @@ def unreadable(*of: object) -> list[str]:
     raise UnreadableError("a graph's nodes are read with cuFuncGetParamInfo, which this CUDA driver does not have")
 
 
-def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:
+def test_exact_graphs_are_verified_if_there_are_no_others(loaded: Load) -> None:
     executor = plain(loaded("qwen3_vl"))
     encoder = executor.encoder
     assert encoder is not None
@@ -213,12 +213,12 @@ def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded
 
 
 def test_a_replaced_layer_is_noticed(loaded: Load) -> None:
-    """What a graph reads is the old one; so is what was watched, unless the way to it is watched too."""
+    """The graph reads the old layer, whose weights have not changed, so the path to it must be watched as well."""
     made, _ = loaded("qwen3_vl")
     model = load_model(made.folder, dtype=torch.float32)
     executor = thinned((made, model), num_buckets=1)
     runner = executor.decode
-    values = runner.phase.example((1,), torch.Generator().manual_seed(0))  # fits whichever bucket there is
+    values = runner.phase.example((1,), torch.Generator().manual_seed(0))  # fits any bucket
     runner.run(values, lambda outputs: None)
     assert runner.stats.replays.total() == 1
     model.decoder.layers[0] = model.decoder.layers[1]

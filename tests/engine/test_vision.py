@@ -1,4 +1,4 @@
-"""The vision path against the tower run on every image alone: whatever shares a pass, whatever came before it."""
+"""The vision path against the tower run on each image alone, whatever shares a pass or ran before it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -65,8 +65,8 @@ def video_settings(images: ImageSettings) -> VideoSettings:
 
 
 class Rig:
-    """Vision passes, composed and executed as an engine has it; pages are handed out in turn, and rows read back from
-    where they must be."""
+    """Composes and executes vision passes as an engine does. Pages are handed out in turn, and rows are read back from
+    where they should be."""
 
     def __init__(self, loaded: Loaded, *, max_units: int = 48, **graphs: Any) -> None:
         made, self.model = loaded
@@ -173,8 +173,8 @@ class TestAgainstTheTowerAlone:
         assert len(rig.encoder.graphs.graphs) == len(rig.encoder.graphs.phase.buckets)
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-    def test_equal_totals_with_other_boundaries_and_windows(self, loaded: Load, family: str) -> None:
-        """One bucket for all: [4, 6, 8] and [5, 5, 8] units, then grids turned round, which moves windows alone."""
+    def test_equal_totals_with_different_boundaries_and_windows(self, loaded: Load, family: str) -> None:
+        """One bucket for all: [4, 6, 8] and [5, 5, 8] units, then transposed grids, which change only the windows."""
         rig, rng = Rig(loaded(family), max_units=24, strict=True), np.random.default_rng(1)
 
         def strips(*lengths: int) -> list[Media]:
@@ -217,9 +217,9 @@ class TestAgainstTheTowerAlone:
 
 
 class TestOrder:
-    """What the host does for a pass, and when."""
+    """What the host does for a pass, in which order."""
 
-    def test_patches_are_under_way_before_anything_else_is_done_with_a_pass(
+    def test_patches_are_launched_before_the_executor_does_anything_else(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(1)
@@ -246,7 +246,7 @@ class TestOrder:
         check(rig, [rig.image(rng), rig.video(rng, 2, 2, 1)])
         assert done == ["_targets", "packed", "choose", "patchify", "obey", "admit"]
 
-    def test_patches_go_to_the_arena_of_the_runner_there_is_now(self, loaded: Load) -> None:
+    def test_patches_go_to_the_arena_of_the_current_runner(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(2)
         one = rig.image(rng, 20, 20)
         check(rig, [one])
@@ -258,7 +258,7 @@ class TestOrder:
         rig.encoder.graphs = before
         check(rig, [one])
 
-    def test_patches_are_views_of_the_arena_unless_they_are_more_than_it_holds(self, loaded: Load) -> None:
+    def test_patches_are_views_of_the_arena_unless_there_are_too_many(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(3)
         arena = rig.encoder.graphs.phase.arena
         for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
@@ -270,12 +270,12 @@ class TestOrder:
 
 
 class TestChoices:
-    def test_more_frames_than_a_pass_holds_take_several(self, loaded: Load) -> None:
+    def test_more_frames_than_fit_one_pass_take_several(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), strict=True), np.random.default_rng(1)
         check(rig, [rig.video(rng, 70, 1, 1), rig.image(rng)])
         assert rig.encoder.graphs.stats.replays[Tier.CAPACITY] > 1
 
-    def test_what_no_bucket_holds_runs_eagerly_with_a_reason(self, loaded: Load) -> None:
+    def test_batches_too_large_for_any_bucket_run_eagerly_with_a_reason(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
         check(rig, [rig.video(rng, 2, 6, 6), rig.image(rng, 8, 8)])
         stats = rig.encoder.graphs.stats
@@ -287,7 +287,7 @@ class TestChoices:
         decision = rig.encoder.graphs.decide(batch)
         assert decision.reason is Reason.TOO_LARGE and decision.detail == "frames: 9 > 5"
 
-    def test_hot_layouts_get_graphs_of_their_own_in_idle_moments(self, loaded: Load) -> None:
+    def test_frequent_layouts_get_their_own_graphs_when_idle(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), tiers=BOTH), np.random.default_rng(2)
         engine = rig.engine
 
@@ -304,11 +304,11 @@ class TestChoices:
         for item, rows in kept:
             assert torch.equal(rig.rows(item), rows), "a capture wrote into the cache"
         check(rig, [rig.image(rng, 20, 30)])
-        check(rig, [rig.image(rng, 30, 20)])  # turned round: without windows the same boundaries
+        check(rig, [rig.image(rng, 30, 20)])  # transposed: without windows, the boundaries are the same
         check(rig, [rig.image(rng, 40, 40)])
         assert rig.encoder.graphs.stats.replays[Tier.EXACT] == 2
 
-    def test_graphs_and_bytes_stay_bounded_while_500_sizes_pass(self, loaded: Load) -> None:
+    def test_graphs_and_bytes_stay_bounded_over_500_sizes(self, loaded: Load) -> None:
         rig = Rig(loaded("qwen3_vl"), max_units=96, tiers=BOTH, exact_after=1, exact_max_graphs=4)
         graphs, rng = rig.encoder.graphs, np.random.default_rng(3)
         buckets = len(graphs.graphs)
@@ -333,7 +333,7 @@ class TestChoices:
         assert len(graphs.catalogue.exact._pending) <= 64 and len(graphs.catalogue.exact._uses) <= 1024 + 4
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
-    def test_usual_images_have_graphs_of_their_own_from_the_start(
+    def test_common_image_sizes_have_their_own_graphs_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
         monkeypatch.setattr("saccade.scheduling.compose.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
@@ -342,7 +342,7 @@ class TestChoices:
         graphs = rig.encoder.graphs
         assert 0 < len(graphs.catalogue.exact.graphs) <= 3
         if rig.images.fixed_size is None:
-            assert graphs.catalogue.exact.is_full, "with pairs, where single images are not enough"
+            assert graphs.catalogue.exact.is_full, "pairs of images fill up the rest"
         for _ in range(2):
             image = rig.image(rng, 24, 24)
             [rows] = rig.run([image])
@@ -352,7 +352,7 @@ class TestChoices:
         off.engine.idle.capture_usual()
         assert len(off.encoder.graphs.catalogue.exact.graphs) == 0
 
-    def test_words_of_the_setting(self) -> None:
+    def test_words_of_the_graphs_setting(self) -> None:
         assert EngineSettings().vision_tiers() == BOTH
         assert EngineSettings(graphs="vision=capacity").vision_tiers() == {Tier.CAPACITY}
         assert EngineSettings(graphs="prefill=off,vision=exact").vision_tiers() == {Tier.EXACT}
@@ -366,13 +366,13 @@ class TestChoices:
 
 
 class TestFailures:
-    """A pass that fails is run again part by part: what fails alone is to blame, and the others are answered."""
+    """A failed pass is run again part by part. Requests whose parts fail alone get the error, the others an answer."""
 
     PARAMS = SamplingParams(temperature=0, max_tokens=5)
 
     @staticmethod
     def noted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """How many images each pass has that the executor is given."""
+        """The number of images in each pass that the executor gets."""
         counts: list[int] = []
         encode = executor_of(engine).encode
 
@@ -403,7 +403,9 @@ class TestFailures:
         for name, prompt in prompts.items():
             assert answers[name].token_ids == oracle_tokens(made, prompt, 5)
 
-    def test_where_every_part_fails_every_request_is_told(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_if_every_part_fails_every_request_gets_the_error(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=4))
         rng = np.random.default_rng(2)
@@ -420,7 +422,7 @@ class TestFailures:
         engine.add("later", prompts[0], self.PARAMS)
         assert finish(engine, ["later"])["later"].token_ids == oracle_tokens(made, prompts[0], 5)
 
-    def test_what_cannot_be_composed_fails_only_its_request(
+    def test_an_image_that_cannot_be_composed_fails_only_its_request(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made, model = loaded("qwen3_vl")
@@ -445,7 +447,7 @@ class TestFailures:
 
 
 def _unresizable(made: Tiny) -> Prompt:
-    """A prompt with an image of no rows, which nothing that is served lets through."""
+    """A prompt with an image of no rows, which a server would refuse."""
     placeholders = read_placeholder_settings(made.folder)
     assert placeholders is not None
     bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
@@ -461,7 +463,7 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 @dataclass
 class LazyStream:
-    """A device that does nothing until somebody waits for it."""
+    """A device that does nothing until the host waits for it."""
 
     queue: deque[Callable[[], None]] = field(default_factory=deque)
 
@@ -496,7 +498,7 @@ class NeverWaits(LazyEvent):
 
 
 class LazyTarget:
-    """Memory of that device: what is copied to it arrives when the device gets there."""
+    """Memory of that device: a copy arrives when the device runs it."""
 
     def __init__(self, stream: LazyStream) -> None:
         self.stream, self.arrived = stream, list[int]()
@@ -517,7 +519,7 @@ def make_staging(event: type[LazyEvent], stream: LazyStream) -> Any:
 class TestStaging:
     @staticmethod
     def copied(event: type[LazyEvent]) -> list[int]:
-        """What a device that lags behind has copied of ten values that went through a ring of three slots."""
+        """Sends ten values through a ring of three slots, and returns what a lagging device has copied."""
         stream = LazyStream()
         staging, target = make_staging(event, stream), LazyTarget(stream)
         for value in range(10):
@@ -527,22 +529,22 @@ class TestStaging:
         stream.run_until("the end")
         return target.arrived
 
-    def test_a_slot_is_never_written_before_its_copy_is_done(self) -> None:
+    def test_a_slot_is_never_overwritten_before_its_copy_is_done(self) -> None:
         assert self.copied(LazyEvent) == list(range(10))
 
-    def test_without_the_wait_that_would_show(self) -> None:
+    def test_without_waiting_slots_would_be_overwritten(self) -> None:
         assert self.copied(NeverWaits) != list(range(10))
 
-    def test_the_host_runs_ahead_by_as_many_slots_as_there_are(self) -> None:
+    def test_the_host_runs_ahead_by_the_number_of_slots(self) -> None:
         stream = LazyStream()
         staging, target = make_staging(LazyEvent, stream), LazyTarget(stream)
         turns = []
         for _ in range(3):
             turns.append(staging.next_slab()[0])
             staging.send(target, 4)
-        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "nothing had to be waited for yet"
+        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "the host has not waited yet"
         assert staging.next_slab()[0] == turns[0]
-        assert len(stream.queue) == 4, "one copy and its event were waited for"
+        assert len(stream.queue) == 4, "the host waited for one copy and its event"
 
     @pytest.mark.parametrize("max_bytes", [20_000, 4_000, 3_000])
     def test_rounds_hold_all_pictures_within_their_slots(self, loaded: Load, max_bytes: int) -> None:
@@ -568,9 +570,9 @@ class TestStaging:
             assert patches == sum(job.num_patches(shape) for job in jobs)
             assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)
             assert widest == max(job.size_hw[1] for job in jobs)
-        assert sorted(written) == list(range(row)), "every row of patches once"
+        assert sorted(written) == list(range(row)), "every row of patches is written once"
 
-    def test_videos_that_are_cut_in_another_way_have_rounds_of_their_own(self, loaded: Load) -> None:
+    def test_videos_with_different_settings_get_their_own_rounds(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(6)
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 1, 1, 1), rig.image(rng, 9, 9)]
         pictures = [
@@ -581,7 +583,7 @@ class TestStaging:
         found = [(shape, len(jobs)) for shape, jobs in rounds(pictures, shapes, 20_000)]
         assert found == [(shapes["image"], 2), (shapes["video"], 1), (shapes["image"], 1)]
 
-    def test_plain_pixels_fill_the_rows_they_are_told_to(self, loaded: Load) -> None:
+    def test_plain_pixels_fill_the_given_rows(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
@@ -592,7 +594,7 @@ class TestStaging:
 
 
 @pytest.mark.parametrize("family", TOWERS)
-def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: str) -> None:
+def test_cached_geometry_equals_geometry_of_all_grids_at_once(loaded: Load, family: str) -> None:
     _, model = loaded(family)
     spec = model.spec.vision
     assert spec is not None
@@ -606,8 +608,8 @@ def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: 
             np.testing.assert_array_equal(value, at_once[name], err_msg=name)
 
 
-def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
-    """Costs are measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
+def test_example_batches_have_windows_like_real_images(loaded: Load) -> None:
+    """Costs are measured with example batches. Strips would have more and smaller windows, and no rows to reorder."""
     spec = loaded("qwen2_5_vl")[1].spec.vision
     assert spec is not None
     phase = Rig(loaded("qwen2_5_vl")).encoder.graphs.phase
@@ -621,8 +623,8 @@ def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
     assert sorted(squares) == list(range(36)) != list(squares)
 
 
-def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
-    """Through the engine: the same image size again and again, then an idle moment."""
+def test_an_idle_engine_captures_a_frequent_layout(loaded: Load) -> None:
+    """Images of the same size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
     encoder = executor_of(engine).encoder
@@ -630,7 +632,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
     assert (engine.idle.can_capture, engine.idle.capture_next()) == (False, None)
-    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "there was nothing to improve"
+    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "no layout was frequent yet"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
@@ -645,8 +647,8 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     assert encoder.graphs.stats.replays[Tier.EXACT] == 1
 
 
-def test_the_twin_can_show_frozen_boundaries(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutation that these tests are about: boundaries that a capture froze give wrong rows."""
+def test_the_cpu_twin_reveals_frozen_boundaries(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that these tests are about: frozen boundaries give wrong rows."""
     model: Model = loaded("qwen3_vl")[1]
     varlen = model.place.kernels.varlen_attention
 

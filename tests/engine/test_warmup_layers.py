@@ -1,4 +1,4 @@
-"""The warm-up layers of a pass launch every kernel that the pass does: then a capture meets nothing new."""
+"""The warm-up layers of a pass launch all its kernels, so that a capture launches none for the first time."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ FAMILIES = ["qwen3_vl", "qwen2_5_vl", "gemma3_vl", "qwen3_moe", "llama"]
 
 
 class Launches(TorchDispatchMode):
-    """Every operation with the shapes, strides and types of its tensors: on a CPU, what takes the place of kernels."""
+    """Counts operations by shapes, strides and types of their tensors, which stand for kernels on a CPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def launches(runner: GraphRunner, *, is_warmup: bool) -> Counter[tuple[Any, ...]
 
 
 def make_deep(name: str, folder: Path) -> None:
-    """A checkpoint's files with more layers of each kind than it has weights for."""
+    """A checkpoint with more layers of each kind than it has weights for."""
     tiny.make(name, folder)
     config = json.loads((folder / "config.json").read_text())
     text, vision = config.get("text_config", config), config.get("vision_config", {})
@@ -65,7 +65,7 @@ def make_deep(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_warm_up_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
+def test_warm_up_layers_launch_every_kernel_of_the_pass_less_often(family: str, tmp_path: Path) -> None:
     make_deep(family, tmp_path)
     model = load_model(tmp_path, dtype=torch.float32, load_format="dummy")
     executor = executor_of(build(model, tmp_path, SIZES))

@@ -1,8 +1,8 @@
-"""Loads in virtual time: the real scheduler and pace on a device and behind a front end that take an H200's times.
+"""Loads in virtual time: the real scheduler and pace, with a simulated H200 and front end.
 
-`python -m tests.scheduling.paced_loads [name ...]` prints requests/s, time to the first token and between tokens,
-without a limit on steps and with the one that is found for each step; and what docs/log.md has for the same load
-without a limit. Names are parts of those of loads.
+`python -m tests.scheduling.paced_loads [name ...]` prints requests/s, time to first token and time between tokens,
+first without a limit on steps and then paced, next to the figures that docs/log.md has for the same load without a
+limit. Each name selects the loads whose names contain it.
 """
 
 import sys
@@ -23,15 +23,15 @@ from saccade.scheduling.step_plan import StepPlan
 from saccade.wire.sampling_params import SamplingParams
 from tests.scheduling.simulated_h200 import LIMITS, REST_MS, FrontEnd, measured_pace, step_ms
 
-HEAD_TOKENS, TEMPLATE_TOKENS = 4, 12  # of the template: before an image, and in all
-PATCH_PIXELS = 32  # a side of what becomes a row
+HEAD_TOKENS, TEMPLATE_TOKENS = 4, 12  # of the chat template: before an image, and in total
+PATCH_PIXELS = 32  # side of the square that becomes a row
 HOST_MS = 0.3  # from the end of a step to the next plan
 SEEDS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requests of one kind: tokens of text, outputs, and the sizes that an image has one of."""
+    """Requests of one kind: range of text tokens, number of outputs, and image sizes to choose from."""
 
     text: tuple[int, int]
     outputs: int
@@ -40,8 +40,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many requests at a time, each sent when one has ended; or so many a second at random times. Of two kinds, a
-    share is of the second."""
+    """Either `concurrency` requests at a time, each sent when another one ends, or `rate` requests per second at random
+    times. With two kinds, `share` of the requests are of the second."""
 
     name: str
     kinds: tuple[Kind, ...]
@@ -62,7 +62,7 @@ USUAL = (  # `saccade bench serve --loads usual`
     Load("text 512, 128 out, 64", (TEXT,), 256, 64),
     Load("1920x1080, 32 out, 16", (LARGE_IMAGE,), 96, 16),
 )
-MEASURED = {  # without a limit on steps: requests/s, time to the first token, its p99, time a token, its p99
+MEASURED = {  # without a limit on steps: requests/s, time to first token, its p99, time per token, its p99
     "560x560, 1 out, 32": (81.7, 378, 436, 0, 0),
     "five sizes, 1 out, 32": (58.5, 529, 855, 0, 0),
     "560x560, 1 out, 1": (41.7, 23.7, 26.1, 0, 0),
@@ -103,7 +103,7 @@ class Figures:
 
 
 class Simulation:
-    """As `Engine.step` does, it plans one step ahead, then waits for the oldest."""
+    """Like `Engine.step`, it plans one step ahead and then waits for the oldest step."""
 
     def __init__(self, load: Load, max_step_ms: float, seed: int = 0) -> None:
         self._load, self._device_free_at = load, 0.0
@@ -120,7 +120,7 @@ class Simulation:
             self._send(at)
 
     def run(self) -> "Simulation":
-        flights: deque[tuple[StepPlan, float]] = deque()  # with its end
+        flights: deque[tuple[StepPlan, float]] = deque()  # with their ends
         now = 0.0
         while now < inf:
             for number in self._front_end.arrived(now):
@@ -134,14 +134,14 @@ class Simulation:
                 now = self._front_end.next_at()  # launched behind the step that runs
                 continue
             if flights and (not plan.chunks or len(flights) > 1):
-                now = self._take_in(*flights.popleft())
+                now = self._collect(*flights.popleft())
             elif not flights:
                 now = self._front_end.next_at()
         return self
 
     @property
     def waits(self) -> list[float]:
-        """Until each request's first token."""
+        """Time to first token of each request."""
         return [times[0] - at for at, times in zip(self._sent, self._tokens, strict=True)]
 
     @property
@@ -171,8 +171,8 @@ class Simulation:
         self._tokens.append([])
         self._front_end.send(at, number, height * width)
 
-    def _take_in(self, plan: StepPlan, now: float) -> float:
-        """When the next plan is made."""
+    def _collect(self, plan: StepPlan, now: float) -> float:
+        """Commits a step and returns the time of the next plan."""
         results = {chunk.request_id: (1,) for chunk in plan.chunks if chunk.wants_logits}
         self._front_end.stream(now, len(results))
         for update in self._scheduler.commit(plan, results):
@@ -183,7 +183,7 @@ class Simulation:
 
 
 def simulate(load: Load, max_step_ms: float, seeds: Sequence[int] = SEEDS) -> Figures:
-    """Of several runs; percentiles are over all of their requests and tokens."""
+    """Figures of several runs. Percentiles are over the requests and tokens of all of them."""
     runs = [Simulation(load, max_step_ms, seed).run() for seed in seeds]
     waits, gaps = (np.concatenate([getattr(run, name) for run in runs]) for name in ("waits", "gaps"))
     gaps = gaps if gaps.size else np.zeros(1)

@@ -1,8 +1,8 @@
-"""What an H200 with Qwen3-VL-8B in bfloat16 takes, and the server in front of it, in milliseconds.
+"""How many milliseconds an H200 with Qwen3-VL-8B in bfloat16 takes, and the server in front of it.
 
-Every constant is measured, in docs/log.md. Three choices were made by comparing with the measured loads: requests pass
-the front end one behind another (all at once, or 16 at a time, gave first tokens up to a quarter too late), 0.29 of the
-two figures for attention in the tower, and one factor for a busy device where the trace has 1.08 and 1.14.
+Every constant is a measurement from docs/log.md. Comparison with measured loads settled three choices: requests pass
+the front end one after the other (all at once, or 16 at a time, gave first tokens up to a quarter too late), attention
+in the tower takes the lower of two figures, and a busy device has one factor where the trace has 1.08 and 1.14.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ VISION_ROWS = buckets.vision_buckets(LIMITS.encoder_budget_tokens)
 VISION = Bins(
     VISION_ROWS,
     tuple(
-        1 + min(buckets.MAX_FRAMES, max(buckets.FEWEST_FRAMES, rows // buckets.UNITS_PER_FRAME)) for rows in VISION_ROWS
+        1 + min(buckets.MAX_FRAMES, max(buckets.MIN_FRAMES, rows // buckets.UNITS_PER_FRAME)) for rows in VISION_ROWS
     ),
 )
 
@@ -36,21 +36,20 @@ VISION = Bins(
 # ms, the head in 0.42, decode of 1 and 64 requests with 1,000 keys each in 4.2 and 7.9.
 FLOOR_MS, FLOOR_ROW_MS, FIRST_MS, ROW_MS, HEAD_MS = 4.7, 2e-3, 1.4, 19.7e-3, 0.42
 DECODE_MS, DECODE_ROW_MS = 4.13, 20.5e-3
-KEY_NS, PAIR_NS = 39.0, 1.18  # attention: a key of an output, a key of a prompt's row
+KEY_NS, PAIR_NS = 39.0, 1.18  # attention: per key of an output, and per key of a prompt row
 
 # `bench vision`: 1, 8 and 32 images of 560x560 in 4.1, 24.1 and 92.3 ms. Attention of the tower runs at 376 TFLOP/s in
-# the table of kernels and at 430 in a profile, which is 0.29 ns a pair of patches: 19 of 36 ms for one of 1920x1080.
+# the table of kernels and at 430 in a profile, which is 0.29 ns per pair of patches: 19 of 36 ms for a 1920x1080 image.
 VISION_FIRST_MS, VISION_ROW_MS, VISION_PAIR_NS = 1.26, 7.25e-3, 0.29
 
-# The GPU is limited by power: in a trace of the first load (2026-11-17) prefills took 8.9 and vision passes 3.3 ms a
-# request, where the times above are 8.2 and 2.9. Products are slowed down, not what reads memory.
+# The GPU is limited by power: in a trace of the first load (2026-11-17) prefills took 8.9 and vision passes 3.3 ms per
+# request, where the times above give 8.2 and 2.9. Products slow down; memory-bound kernels do not.
 BUSY = 1.1
 
-# The front end (2026-11-17): its event loop takes 1.65 ms for a request, so that 64 that come together are there after
-# 106 ms, and 40 to 60 us for a streamed token; threads decode and preprocess 560x560 pixels in 5.0 ms; the rest of a
-# request alone takes 2.4.
+# The front end (2026-11-17): its event loop takes 1.65 ms per request, so 64 simultaneous ones take 106 ms, and 40 to
+# 60 us per streamed token. Threads decode and preprocess 560x560 pixels in 5.0 ms. All else of a request takes 2.4.
 LOOP_REQUEST_MS, LOOP_TOKEN_MS, PIXEL_MS, REST_MS = 1.65, 0.05, 5.0 / 560**2, 2.4
-CALL_MS = 0.3  # of the host for a replay; what is measured at the start includes it
+CALL_MS = 0.3  # host time of a replay; measurements at start-up include it
 
 
 def step_ms(plan: StepPlan) -> float:
@@ -69,12 +68,12 @@ def language_ms(plan: StepPlan) -> float:
 
 
 def prefill_ms(rows: int, busy: float = 1.0) -> float:
-    """Bound by reading weights, or by products. Without attention."""
+    """Bound by reading weights or by products. Excludes attention."""
     return max(FLOOR_MS + FLOOR_ROW_MS * rows, busy * (FIRST_MS + ROW_MS * rows))
 
 
 def vision_ms(images: Sequence[int], busy: float = 1.0) -> float:
-    """Of all passes that images of so many rows are packed into; a row is four patches."""
+    """Time of all passes that images of these row counts are packed into. A row is four patches."""
     parts = [MediaPart(item, 0, 1, rows) for item, rows in enumerate(images)]
     passes = pack(parts, VISION, lambda rows: VISION_FIRST_MS + VISION_ROW_MS * rows)
     attention_ms = sum((4 * rows) ** 2 for rows in images) * VISION_PAIR_NS / 1e6
@@ -82,7 +81,7 @@ def vision_ms(images: Sequence[int], busy: float = 1.0) -> float:
 
 
 def measured_pace(max_step_ms: float) -> Pace:
-    """With times of a few buckets, as an engine measures them at its start."""
+    """A pace with the times of a few buckets, as an engine measures them at start-up."""
     prefill = [(rows, prefill_ms(rows) + rows**2 / 2 * PAIR_NS / 1e6) for rows, _ in PREFILL[:64:9]]
     vision = [(rows, vision_ms([rows // 4] * 4)) for rows in VISION_ROWS[::6]]
     return Pace(_curve(prefill), _curve(vision), max_step_ms / 1e3, PREFILL)
@@ -94,7 +93,7 @@ def _curve(points: Sequence[tuple[int, float]]) -> Curve:
 
 @dataclass(slots=True)
 class FrontEnd:
-    """One event loop that takes requests one behind another, and tokens before them."""
+    """One event loop that handles requests one after the other. Tokens go first."""
 
     _sent: list[tuple[float, int, int]] = field(default_factory=list)  # when, which request, its pixels
     _ready: list[tuple[float, int]] = field(default_factory=list)
@@ -107,7 +106,7 @@ class FrontEnd:
         self._free_at = max(self._free_at, now) + num_tokens * LOOP_TOKEN_MS
 
     def arrived(self, now: float) -> list[int]:
-        """Requests that have reached the engine since it was asked."""
+        """Requests that have reached the engine since the last call."""
         while self._sent and self._sent[0][0] <= now:
             self._take_next()
         found = []

@@ -1,4 +1,4 @@
-"""Prompts that wait: how much they are, who gets the rows of a step, and what a prompt can rely on."""
+"""How much work waiting prompts are, which prompts get the rows of a step, and what a prompt can rely on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,16 +35,16 @@ def rows(plan: StepPlan) -> dict[str, int]:
 
 
 class TestBacklog:
-    def test_new_prompts_count_as_far_as_they_may_begin(self) -> None:
+    def test_waiting_prompts_count_only_if_they_can_start(self) -> None:
         waiting = RequestQueue(lambda request: request.id)
         for name, arrival in (("a", 3.0), ("b", 5.0)):
             span = image(2, 40)
             waiting.add(make_request(name, with_images(100, span), spans=(span,), arrival=arrival))
         assert backlog_of([], waiting, 8, 7.0) == Backlog(200, 80, 4.0)
         assert backlog_of([], waiting, 1, 7.0) == Backlog(100, 40, 4.0)
-        assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they wait for others to end"
+        assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they cannot start before others end"
 
-    def test_of_prompts_that_have_begun_the_rest_counts(self) -> None:
+    def test_a_started_prompt_counts_with_the_rows_it_has_left(self) -> None:
         loop = make_loop()
         spans = image(2, 8, b"x"), image(20, 10, b"y", media_idx=1)
         loop.add(make_request("a", with_images(60, *spans), spans=spans, arrival=1.0))
@@ -53,7 +53,7 @@ class TestBacklog:
         assert (request.num_left, request.num_unencoded_rows) == (60 - BUDGET, 10)
         assert backlog_of([request], RequestQueue(lambda one: one.order), 3, 1.5) == Backlog(60 - BUDGET, 10, 0.5)
         loop.step()
-        assert request.num_unencoded_rows == 0, "what is held is not encoded again"
+        assert request.num_unencoded_rows == 0, "an image that is held is not encoded again"
 
 
 class TestLongPrompts:
@@ -63,12 +63,12 @@ class TestLongPrompts:
         assert rows(loop.step()) == {"long": BUDGET}
         return loop
 
-    def test_short_prompts_get_up_to_half_of_its_steps(self) -> None:
+    def test_short_prompts_get_up_to_half_of_a_long_prompts_steps(self) -> None:
         loop = self.begin()
         for name in "abc":
             loop.add(text(name, 5))
         assert rows(loop.step()) == {"a": 5, "b": 3, "long": 8}
-        assert rows(loop.step()) == {"b": 2, "c": 5, "long": 9}, "it gets what they leave"
+        assert rows(loop.step()) == {"b": 2, "c": 5, "long": 9}, "the long one gets the rows they leave"
         assert rows(loop.step()) == {"long": BUDGET}
 
     def test_a_prompt_that_is_not_much_shorter_waits(self) -> None:
@@ -76,41 +76,41 @@ class TestLongPrompts:
         loop.add(text("a", 22))
         assert rows(loop.step()) == {"long": BUDGET}, "84 rows are left, and 22 are more than a quarter"
 
-    def test_a_prompt_that_ends_in_the_step_leaves_the_rest_only(self) -> None:
+    def test_a_prompt_that_ends_in_this_step_leaves_only_the_rest(self) -> None:
         loop = self.begin(BUDGET + 10)
         loop.add(text("a", 2))
         loop.add(text("b", 5))
         assert rows(loop.step()) == {"long": 10, "a": 2, "b": 4}
 
-    def test_new_ones_begin_in_order_and_the_second_long_one_waits_for_the_first(self) -> None:
+    def test_new_prompts_start_in_order_and_a_second_long_one_waits_for_the_first(self) -> None:
         loop = self.begin(200)
         loop.add(text("long2", 90))
         for name in "abc":
             loop.add(text(name, 4))
-        assert rows(loop.step()) == {"long2": 8, "long": 8}, "those behind it may begin afterwards"
+        assert rows(loop.step()) == {"long2": 8, "long": 8}, "prompts after it may start in the next step"
         assert rows(loop.step()) == {"a": 4, "b": 4, "long": 8}
         assert rows(loop.step()) == {"c": 4, "long": 12}
         assert rows(loop.step()) == {"long": BUDGET}
 
     @pytest.mark.parametrize(("priority", "num_rows"), [(-1, 8), (0, 8), (1, 0)])
-    def test_those_of_a_lower_priority_wait(self, priority: int, num_rows: int) -> None:
+    def test_prompts_of_a_lower_priority_wait(self, priority: int, num_rows: int) -> None:
         loop = self.begin()
         loop.add(text("a", 12, priority=priority))
         assert rows(loop.step()).get("a", 0) == num_rows
 
-    def test_what_others_leave_is_not_for_a_lower_priority(self) -> None:
+    def test_rows_left_by_short_prompts_do_not_go_to_a_lower_priority(self) -> None:
         loop = self.begin()
         loop.add(text("a", 3))
         loop.add(text("b", 3, priority=1))
         assert rows(loop.step()) == {"a": 3, "long": 13}
 
-    def test_images_of_short_prompts_do_not_take_its_time(self) -> None:
-        """A row takes 10 ms, and an image row 20, of 200 in a step."""
+    def test_images_of_short_prompts_take_no_time_from_the_long_one(self) -> None:
+        """A step has 200 ms. A row takes 10 ms, an image row 20."""
         loop = make_loop()
         loop.add(text("answer", 3, num_outputs=90))
         loop.step()
         times = Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.02), (100, 2.0)))
-        loop.scheduler.pace = Pace(*times, max_step_s=0.2001, fewest_rows=1)
+        loop.scheduler.pace = Pace(*times, max_step_s=0.2001, min_prompt_rows=1)
         loop.add(text("long", 100))
         loop.step()
         for number in range(20):
@@ -119,7 +119,7 @@ class TestLongPrompts:
             assert rows(loop.step())["long"] >= 7
             if loop.requests["long"].num_left <= 32:
                 return
-        raise AssertionError("it got no further")
+        raise AssertionError("the long prompt made no progress")
 
 
 class Arrival(NamedTuple):
@@ -134,12 +134,12 @@ ARRIVALS = st.lists(
     min_size=1,
     max_size=LIMITS.max_num_seqs,
 )
-PACE = Pace(Curve(((1, 0.004), (8, 0.004), (100, 0.05))), fewest_rows=2)
+PACE = Pace(Curve(((1, 0.004), (8, 0.004), (100, 0.05))), min_prompt_rows=2)
 
 
 class Played(NamedTuple):
-    begun: list[Request]  # prompts that had begun before the step, in order
-    num_left: dict[Request, int]  # rows of all requests before the step
+    begun: list[Request]  # prompts that had started before the step, in order
+    num_left: dict[Request, int]  # rows of each request before the step
     num_rows: dict[str, int]
     num_prompt_rows: int
 
@@ -161,15 +161,15 @@ def play(arrivals: Sequence[Arrival], pace: Pace | None) -> Iterator[Played]:
 
 
 @given(ARRIVALS)
-def test_no_row_is_left_idle_where_nothing_paces(arrivals: list[Arrival]) -> None:
+def test_without_a_pace_no_row_of_the_budget_is_wasted(arrivals: list[Arrival]) -> None:
     for played in play(arrivals, None):
         assert sum(played.num_rows.values()) == min(BUDGET, sum(played.num_left.values()))
 
 
 @pytest.mark.parametrize("pace", [None, PACE], ids=["free", "paced"])
 @given(arrivals=ARRIVALS)
-def test_the_first_prompt_gets_at_least_half_of_what_outputs_leave(pace: Pace | None, arrivals: list[Arrival]) -> None:
-    """So whatever comes later, a prompt waits for those before it, and then takes at most twice its own steps."""
+def test_the_first_prompt_gets_at_least_half_of_the_prompt_rows(pace: Pace | None, arrivals: list[Arrival]) -> None:
+    """So a prompt waits only for earlier ones, and then takes at most twice the steps it would take alone."""
     for played in play(arrivals, pace):
         if played.begun:
             first = played.begun[0]
@@ -186,9 +186,9 @@ class NotingPace(Pace):
 
 
 @given(ARRIVALS)
-def test_steps_that_outputs_wait_for_are_within_their_limit(arrivals: list[Arrival]) -> None:
-    pace = NotingPace(PACE.prefill, fewest_rows=PACE.fewest_rows)
+def test_steps_with_outputs_stay_within_their_limit(arrivals: list[Arrival]) -> None:
+    pace = NotingPace(PACE.prefill, min_prompt_rows=PACE.min_prompt_rows)
     for played in play(arrivals, pace):
-        if pace.limits_s and played.num_prompt_rows > pace.fewest_rows:
+        if pace.limits_s and played.num_prompt_rows > pace.min_prompt_rows:
             assert pace.prefill.at(sum(played.num_rows.values())) <= pace.limits_s[-1]
         pace.limits_s.clear()

@@ -1,4 +1,4 @@
-"""From plans to orders: which passes, in which graphs, with which arrays. No tensor is needed to say."""
+"""Composing orders from plans: which passes, in which graphs, with which arrays. Needs no tensors."""
 
 import subprocess
 import sys
@@ -24,12 +24,12 @@ from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason, Update
 from tests.engine.simulated import make_scheduler
-from tests.scheduling.by_hand import (
+from tests.scheduling.fakes import (
     BLOCK_SIZE,
     MAX_BLOCKS,
     PAGE_ROWS,
     VOCABULARY,
-    Scribe,
+    RecordingExecutor,
     make_composer,
     make_image,
     make_prompt,
@@ -50,8 +50,8 @@ sys.exit(" ".join({"torch", "triton"} & set(sys.modules)) or 0)
 """
 
 
-def test_nothing_that_plans_composes_or_speaks_imports_torch() -> None:
-    """Import-linter sees to our own imports; a package that brings torch along would not be seen by it."""
+def test_code_that_plans_composes_or_communicates_does_not_import_torch() -> None:
+    """Import-linter checks our own imports, but does not notice a package that imports torch."""
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"imported: {done.stderr}"
 
@@ -101,8 +101,8 @@ class TestPrefill:
         )
         assert_arrays(head.values, rows=[10], sequences=[5])
 
-    def test_vectors_are_made_of_the_rows_that_are_asked_for(self) -> None:
-        """Of one chunk all rows, of others the last; rows whose logits are asked for come behind those that sample."""
+    def test_vectors_come_from_the_requested_rows(self) -> None:
+        """All rows of one chunk, the last row of another. Rows for picked logits follow the sampled rows."""
         rng = np.random.default_rng()
         logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(7, 3))
         owners = {f"r{i}": running(make_prompt([6], rng), sequence=i) for i in (1, 2, 3)}
@@ -120,8 +120,8 @@ class TestPrefill:
         np.testing.assert_array_equal(orders.pool.rows, [4, 5, 6, 14])
         assert [(one.row, one.token_ids) for one in orders.picks] == [(1, (7, 3))]
 
-    def test_a_chunk_begins_where_the_last_one_ended(self) -> None:
-        """In the middle of an image, too; without its end there is nothing for a head to do."""
+    def test_a_chunk_starts_where_the_last_one_ended(self) -> None:
+        """Also in the middle of an image. A chunk that does not reach the prompt's end needs no head."""
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
         chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
@@ -141,8 +141,8 @@ class TestPrefill:
             block_tables=[table(9, 4, 1)],
         )
 
-    def test_outputs_run_beside_prompts(self) -> None:
-        """One is known, one is what the step before it samples; heads are for the rows that sample."""
+    def test_outputs_share_a_prefill_with_prompts(self) -> None:
+        """One output is known, the other is sampled by the previous step. Only sampled rows go through the head."""
         rng = np.random.default_rng()
         owners = {
             "r1": running(make_prompt([1, make_image(1, 2, rng)], rng), sequence=1, outputs=[11, 12]),
@@ -173,7 +173,7 @@ class TestPrefill:
         assert_arrays(head.values, rows=[0, 7], sequences=[1, 3])
         assert key_of(head) == "head/full tokens=2"
 
-    def test_prompt_scores_are_of_the_rows_before_the_scored_tokens(self) -> None:
+    def test_prompt_scores_come_from_the_rows_before_the_scored_tokens(self) -> None:
         rng = np.random.default_rng()
         first, later = SamplingParams(prompt_logprobs=0), SamplingParams(prompt_logprobs=3, prompt_logprobs_start=7)
         owners = {
@@ -189,13 +189,15 @@ class TestPrefill:
         orders, _ = make_composer().run(StepPlan(1, (), chunks), owners)
         whole, part = orders.prompt_scores
         assert (whole.row, whole.num_top) == (0, 0)
-        assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), "nothing follows the last row"
-        assert (part.row, part.num_top) == (10 + 2, 3), "row 6 is about token 7; the chunk begins with row 4"
+        assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), (
+            "no prompt token follows the last row"
+        )
+        assert (part.row, part.num_top) == (10 + 2, 3), "row 6 predicts token 7; the chunk starts at row 4"
         assert part.next_ids.tolist() == owners["r3"].prompt.token_ids[7:10].tolist()
 
 
 class TestDecode:
-    def test_newest_tokens_are_one_pass(self) -> None:
+    def test_newest_tokens_of_all_requests_are_one_decode_pass(self) -> None:
         rng = np.random.default_rng()
         owners = {
             "r4": running(make_prompt([2, make_image(2, 2, rng)], rng), sequence=4, outputs=[41]),
@@ -223,8 +225,8 @@ class TestDecode:
             block_tables=[table(8, 2), table(3, 5), table(6, 1)],
         )
 
-    def test_the_last_row_of_a_prompt_is_no_output(self) -> None:
-        """Its token is known, but it may be an image's: only a prefill looks there."""
+    def test_the_last_row_of_a_prompt_is_not_an_output(self) -> None:
+        """Its token is known, but it may belong to an image, which only a prefill can read."""
         rng = np.random.default_rng()
         owner = running(make_prompt([5], rng), sequence=1)
         orders, _ = make_composer().run(StepPlan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
@@ -261,7 +263,7 @@ class TestSample:
         ]
         return make_composer().sample(7, chunks, {owner.request.id: owner for owner in owners})
 
-    def test_greedy_rows_need_nothing_more(self) -> None:
+    def test_greedy_rows_need_no_sampler(self) -> None:
         assert self.compose(running([5, 6], 1), running([7], 2)) == (None, {})
 
     def test_scores_alone_need_no_sampler(self) -> None:
@@ -270,7 +272,7 @@ class TestSample:
         [score] = orders.scores
         assert (score.row, score.sequence, score.num_top) == (1, 4, 2)
 
-    def test_one_row_that_samples_takes_all_rows_along(self) -> None:
+    def test_one_sampled_row_puts_all_rows_through_the_sampler(self) -> None:
         params = SamplingParams(temperature=0.75, top_k=7, top_p=0.5, min_p=0.25, presence_penalty=1.5, logprobs=0)
         found, matchers = self.compose(
             running([5, 6], 2, GREEDY), running([7, 8, 9], 3, params, outputs=[4, 4], seed=2**40 + 1)
@@ -302,10 +304,12 @@ class TestSample:
             running([5], 4, early, outputs=[40, 40]),
         )
         assert found is not None
-        assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), "the last has enough tokens"
+        assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), (
+            "the last one has reached min_tokens"
+        )
 
-    def test_rules_are_told_once(self) -> None:
-        """An end token behind the vocabulary has no logit that could be suppressed."""
+    def test_rules_are_sent_once_when_a_request_begins(self) -> None:
+        """An end token beyond the vocabulary has no logit that could be suppressed."""
         params = SamplingParams(
             temperature=0,
             min_tokens=2,
@@ -321,11 +325,11 @@ class TestSample:
         assert dict(zip(rules.bias_ids.tolist(), rules.biases.tolist(), strict=True)) == {9: -2.5, 4: 1.0}
         assert rules.end_ids.tolist() == [2, 8]
         assert tokens_of(rules.allowed) == {8, 40, 99}
-        assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bits of an allowed vocabulary are set once"
+        assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bit mask is made once"
         assert begin(running([5], 1, SamplingParams(temperature=1)), VOCABULARY) is None
 
-    def test_masks_span_the_rows_that_follow_grammars(self) -> None:
-        """From the first to the last of them; whoever is between is left alone."""
+    def test_a_mask_spans_the_rows_that_follow_grammars(self) -> None:
+        """The mask covers rows from the first to the last of them. Rows in between may take any token."""
         grammar = SamplingParams(temperature=0, grammar=Grammar("regex", "x"))
         a, b, e = (Words().encode_plain(letter)[0] for letter in "abe")
         first, last = matcher_of("[ab]c"), matcher_of("de", "d")
@@ -345,7 +349,7 @@ class TestSample:
 
 
 class TestVision:
-    def test_images_share_a_pass_and_have_rows_one_after_the_other(self) -> None:
+    def test_images_share_a_pass_with_their_rows_one_after_the_other(self) -> None:
         rng = np.random.default_rng()
         composer = make_composer().vision
         assert composer is not None
@@ -366,9 +370,9 @@ class TestVision:
         large, small = one.pictures
         assert (large.item, large.out_row, large.num_rows, large.size_hw) == (1, 0, 24, media[1].plan.size_hw)
         assert (small.item, small.out_row, small.num_rows, small.size_hw) == (0, 24, 16, media[0].plan.size_hw)
-        assert large.pixels is media[1].pixels and small.pixels is media[0].pixels, "nothing is copied"
+        assert large.pixels is media[1].pixels and small.pixels is media[0].pixels, "pixels are not copied"
 
-    def test_a_long_video_takes_several_passes_with_frames_of_their_own(self) -> None:
+    def test_a_long_video_is_divided_into_passes_between_frames(self) -> None:
         """Seven steps of two frames, six rows each: two steps fill a pass."""
         rng = np.random.default_rng()
         pixels = rng.integers(0, 256, (14, 9, 8, 3)).astype(np.uint8)
@@ -390,7 +394,7 @@ class TestVision:
         assert sorted(seen) == list(range(14))
         assert all(np.array_equal(frame, pixels[i]) for i, frame in seen.items())
 
-    def test_an_image_that_no_graph_holds_is_a_pass_without_one(self) -> None:
+    def test_an_image_too_large_for_any_graph_gets_a_pass_without_one(self) -> None:
         rng = np.random.default_rng()
         composer = make_composer().vision
         assert composer is not None
@@ -402,7 +406,7 @@ class TestVision:
 
 
 class TestStrictness:
-    def test_a_batch_that_no_graph_holds_is_refused_while_it_is_composed(self) -> None:
+    def test_strict_composing_refuses_a_batch_too_large_for_any_graph(self) -> None:
         rng = np.random.default_rng()
         owner = running(make_prompt([40], rng), sequence=1)
         plan = StepPlan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
@@ -411,21 +415,21 @@ class TestStrictness:
         with pytest.raises(GraphError, match=r"prefill batch of .*tokens=33 is not replayed.*--graphs-strict"):
             make_composer(strict=True).run(plan, {"r1": owner})
 
-    def test_an_executor_hears_nothing_of_it(self) -> None:
-        engine, scribe = make_engine(make_composer(strict=True), max_tokens=64)
+    def test_a_refused_batch_never_reaches_the_executor(self) -> None:
+        engine, executor = make_engine(make_composer(strict=True), max_tokens=64)
         rng = np.random.default_rng()
         engine.add("long", make_prompt([40], rng), SamplingParams(temperature=0, max_tokens=1))
         ends = finish(engine)
         assert ends["long"].finish is not None and ends["long"].finish.reason is FinishReason.ERROR
-        assert "--graphs-strict" in str(ends["long"].finish.detail) and scribe.orders == []
+        assert "--graphs-strict" in str(ends["long"].finish.detail) and executor.orders == []
         engine.add("short", make_prompt([20], rng), SamplingParams(temperature=0, max_tokens=2))
         ends = finish(engine)
         assert ends["short"].finish is not None and ends["short"].finish.reason is FinishReason.LENGTH
-        assert [[one.phase for one in run.passes] for run in scribe.of(Run)] == [["prefill", "head"], ["decode"]]
+        assert [[one.phase for one in run.passes] for run in executor.of(Run)] == [["prefill", "head"], ["decode"]]
 
 
 class Twice:
-    """A composer that composes everything two times, and says so where that gives two different things."""
+    """A composer that composes everything twice and asserts that both results are equal."""
 
     def __init__(self, composer: Composer) -> None:
         self._composer, self.num_compared = composer, 0
@@ -445,7 +449,7 @@ class Twice:
         return first
 
 
-def make_engine(composer: Any, max_tokens: int = 32, **scribe: Any) -> tuple[Engine, Scribe]:
+def make_engine(composer: Any, max_tokens: int = 32, **options: Any) -> tuple[Engine, RecordingExecutor]:
     limits = SchedulerSettings(
         max_num_seqs=6,
         max_num_batched_tokens=max_tokens,
@@ -453,12 +457,12 @@ def make_engine(composer: Any, max_tokens: int = 32, **scribe: Any) -> tuple[Eng
         encoder_budget_tokens=16,
     )
     scheduler = make_scheduler(limits, num_blocks=48, block_size=BLOCK_SIZE, encoder_rows=64, page_rows=PAGE_ROWS)
-    executor = Scribe(np.random.default_rng(), **scribe)
+    executor = RecordingExecutor(np.random.default_rng(), **options)
     return Engine(executor, composer, scheduler), executor
 
 
 def finish(engine: Engine) -> dict[str, Update]:
-    """The last word on every request."""
+    """Runs the engine until it is idle and returns the last update of each request."""
     ends: dict[str, Update] = {}
     for _ in range(500):
         if not engine.has_work:
@@ -483,10 +487,10 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
-    """Many requests with images, chunked, preempted and sampled: nothing that composing does changes what it reads."""
+def test_composing_any_plan_twice_gives_the_same_orders() -> None:
+    """Composing does not change what it reads: many requests with images, chunked, preempted and sampled."""
     composer = Twice(make_composer())
-    engine, scribe = make_engine(composer)
+    engine, executor = make_engine(composer)
     rng = np.random.default_rng()
     for i in range(40):
         image = make_image(int(rng.integers(1, 4)), int(rng.integers(1, 4)), rng)
@@ -498,15 +502,15 @@ def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
         engine.add(f"r{i}", make_prompt(parts, rng), random_params(rng))
     ends = finish(engine)
     assert len(ends) == 40 and all(end.finish and end.finish.reason is FinishReason.LENGTH for end in ends.values())
-    assert composer.num_compared == 2 * len(scribe.of(Run))
-    assert {phase.phase for run in scribe.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
-    assert scribe.of(Encode) and scribe.of(SampleTokens) and scribe.of(Begin)
-    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | SampleTokens)]
-    assert steps == sorted(steps), "orders are given in the order of the plans"
+    assert composer.num_compared == 2 * len(executor.of(Run))
+    assert {phase.phase for run in executor.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
+    assert executor.of(Encode) and executor.of(SampleTokens) and executor.of(Begin)
+    steps = [one.step for one in executor.orders if isinstance(one, Encode | Run | SampleTokens)]
+    assert steps == sorted(steps), "orders come in the sequence of the plans"
 
 
-def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
-    """It is run again part by part; whose images are fine do not notice."""
+def test_a_failed_pass_fails_only_the_request_with_the_bad_image() -> None:
+    """The pass is run again part by part, so requests with good images are not affected."""
     rng = np.random.default_rng()
     images = {name: make_image(1, 3, rng) for name in ("a", "bad", "c")}
 
@@ -514,13 +518,13 @@ def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
         is_bad = any(picture.pixels is images["bad"].pixels for picture in orders.vision.pictures)
         return "no luck with this one" if is_bad else None
 
-    engine, scribe = make_engine(make_composer(), problem=problem)
+    engine, executor = make_engine(make_composer(), problem=problem)
     for name, image in images.items():
         engine.add(name, make_prompt([2, image, 1], rng), SamplingParams(temperature=0, max_tokens=3))
     ends = finish(engine)
-    encoded = [[picture.item for picture in one.vision.pictures] for one in scribe.of(Encode)]
+    encoded = [[picture.item for picture in one.vision.pictures] for one in executor.of(Encode)]
     assert sorted(encoded[0]) == [0, 1, 2] and sorted(encoded[1:]) == [[0], [1], [2]]
-    alone = {one.vision.pictures[0].item: one.vision for one in scribe.of(Encode)[1:]}
+    alone = {one.vision.pictures[0].item: one.vision for one in executor.of(Encode)[1:]}
     assert all(one.pictures[0].out_row == 0 and one.values["cu_seqlens"].tolist() == [0, 12] for one in alone.values())
     found = {name: end.finish for name, end in ends.items() if end.finish is not None}
     assert {name: end.reason for name, end in found.items()} == {
@@ -531,7 +535,7 @@ def test_of_a_pass_that_fails_only_the_bad_image_is_to_blame() -> None:
     assert found["bad"].detail == "no luck with this one"
 
 
-def test_a_part_that_cannot_be_composed_is_blamed_like_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_composed_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng()
     images = {name: make_image(1, 3, rng) for name in ("a", "bad")}
     composer = make_composer()
@@ -544,11 +548,11 @@ def test_a_part_that_cannot_be_composed_is_blamed_like_one_that_fails(monkeypatc
         return compose(parts, items, media)
 
     monkeypatch.setattr(composer.vision, "compose", fail)
-    engine, scribe = make_engine(composer)
+    engine, executor = make_engine(composer)
     for name, image in images.items():
         engine.add(name, make_prompt([2, image, 1], rng), SamplingParams(temperature=0, max_tokens=3))
     ends = finish(engine)
-    assert [num_patches(one.vision) for one in scribe.of(Encode)] == [12]
+    assert [num_patches(one.vision) for one in executor.of(Encode)] == [12]
     assert {name: end.finish.detail for name, end in ends.items() if end.finish and end.finish.detail} == {
         "bad": "it does not fit"
     }

@@ -1,4 +1,4 @@
-"""Nobody who floods the queue delays another by more than a share."""
+"""A tenant that floods the queue delays others by no more than its fair share."""
 
 from collections import defaultdict, deque
 
@@ -24,7 +24,7 @@ def begin_first(clock: FairClock, waiting: Waiting) -> tuple[str, float]:
     return tenant, cost
 
 
-def test_a_newcomer_is_behind_one_request_of_each_other() -> None:
+def test_a_newcomer_waits_behind_at_most_one_request_of_each_tenant() -> None:
     clock, waiting = FairClock(), Waiting()
     for number in range(1000):
         for tenant in ("flood", "other flood"):
@@ -47,8 +47,10 @@ flows = st.dictionaries(st.sampled_from("abcd"), st.lists(costs, min_size=1, max
 
 
 @given(flows=flows, weights=st.fixed_dictionaries({name: st.sampled_from([0.5, 1.0, 3.0]) for name in "abcd"}))
-def test_what_is_begun_differs_by_one_request_of_each(flows: dict[str, list[float]], weights: dict[str, float]) -> None:
-    """The bound of the theorem, over every interval in which two tenants wait all the time."""
+def test_work_begun_for_two_tenants_differs_by_at_most_one_request_of_each(
+    flows: dict[str, list[float]], weights: dict[str, float]
+) -> None:
+    """The theoretical bound, over every interval in which all tenants have requests waiting."""
     clock, waiting = FairClock(), Waiting()
     shares = {name: [cost / weights[name] for cost in flow] for name, flow in flows.items()}
     for name, flow in shares.items():
@@ -77,7 +79,7 @@ def test_requests_that_never_began_cost_nothing() -> None:
     assert clock.enter("a", 10.0) == begun + 10.0
 
 
-def test_tenants_of_the_past_are_forgotten() -> None:
+def test_outdated_tenants_are_forgotten() -> None:
     clock = FairClock()
     for number in range(10 * MANY):
         clock.begin(f"{number}", clock.enter(f"{number}", 1.0), 1.0)
@@ -85,7 +87,7 @@ def test_tenants_of_the_past_are_forgotten() -> None:
     assert len(clock._ends) <= MANY + 1 and len(clock._begun_ends) <= MANY + 1
 
 
-def test_tenants_that_wait_or_had_more_than_their_share_are_not_forgotten() -> None:
+def test_tenants_that_wait_or_are_ahead_of_their_share_are_remembered() -> None:
     clock = FairClock()
     clock.begin("ahead", clock.enter("ahead", 1e6), 1e6)
     clock.enter("waits", 10.0)
@@ -96,7 +98,7 @@ def test_tenants_that_wait_or_had_more_than_their_share_are_not_forgotten() -> N
     assert clock.enter("ahead", 1.0) == 1e6
 
 
-def test_the_clock_does_not_go_back_and_nobody_saves_up() -> None:
+def test_the_clock_never_goes_back_and_idle_tenants_save_up_nothing() -> None:
     clock = FairClock()
     low = clock.enter("low priority", 5.0)
     for _ in range(10):
@@ -105,17 +107,17 @@ def test_the_clock_does_not_go_back_and_nobody_saves_up() -> None:
     assert clock.enter("newcomer", 1.0) == 90.0 == clock.enter("low priority", 1.0)
 
 
-def test_a_cleared_clock_begins_anew_for_everybody() -> None:
+def test_a_cleared_clock_starts_afresh_for_all_tenants() -> None:
     clock = FairClock()
     for _ in range(3):
         clock.begin("busy", clock.enter("busy", 10.0), 10.0)
     clock.clear()
     assert clock.enter("busy", 1.0) == clock.enter("newcomer", 1.0) == 0.0
     clock.leave("busy")
-    assert clock.enter("busy", 1.0) == 0.0, "what began before is over, too"
+    assert clock.enter("busy", 1.0) == 0.0, "work begun earlier is forgotten as well"
 
 
-def test_a_scheduler_that_was_idle_begins_anew_for_everybody() -> None:
+def test_a_scheduler_that_was_idle_starts_afresh_for_all_tenants() -> None:
     loop = Loop(make_scheduler(LIMITS))
     loop.add(make_request("before", [5, 6, 7], tenant="busy"))
     loop.drain()
@@ -124,8 +126,8 @@ def test_a_scheduler_that_was_idle_begins_anew_for_everybody() -> None:
     assert later.fair_start == 0.0
 
 
-def test_a_flood_in_the_scheduler_does_not_keep_others_waiting() -> None:
-    """One slot: the other tenant's request begins after the running one and one more."""
+def test_a_flood_of_requests_does_not_keep_other_tenants_waiting() -> None:
+    """With one slot, the other tenant's request starts after the running one and at most one more."""
     loop = Loop(make_scheduler(LIMITS))
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
     for number in range(50):

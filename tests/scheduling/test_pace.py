@@ -1,4 +1,4 @@
-"""How long steps are while answers are being written, alone and in loads on a simulated H200."""
+"""How long steps with outputs may take: the rules, and loads on a simulated H200."""
 
 from math import inf
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from saccade.choice.costs import Curve
-from saccade.scheduling.pace import FEWEST_ROWS, LONGEST_S, PATIENCE_S, Backlog, Pace
+from saccade.scheduling.pace import FIRST_TOKEN_S, LONG_STEP_S, MIN_PROMPT_ROWS, Backlog, Pace
 from tests.scheduling.paced_loads import AT_RANDOM, MEASURED, USUAL, Load, Simulation, simulate
 
 TIMES = Curve(((64, 0.005), (128, 0.006), (1024, 0.022), (2048, 0.044)))
@@ -15,36 +15,36 @@ AIMS_MS = {"560x560, 128 out, 32": 12, "1920x1080, 32 out, 16": 60, "text 512, 1
 NOTHING = Backlog()
 
 
-def test_a_step_is_twice_as_long_as_its_outputs_take_alone() -> None:
+def test_a_short_step_takes_twice_the_time_of_its_outputs_alone() -> None:
     assert Pace(TIMES).limit_s(1, NOTHING) == pytest.approx(0.01)
     assert Pace(TIMES).limit_s(128, NOTHING) == Pace(TIMES).limit_s(128, Backlog(300)) == pytest.approx(0.012)
 
 
-def test_steps_are_long_once_first_tokens_would_come_too_late_in_short_ones() -> None:
+def test_steps_get_long_when_short_ones_would_delay_first_tokens_too_much() -> None:
     """Short steps leave prompts half of the time."""
     limits = [Pace(TIMES).limit_s(64, Backlog(rows)) for rows in (2048, 12_000, 16_000, 100_000)]
-    assert limits == pytest.approx([0.01, 0.01, LONGEST_S, LONGEST_S])
+    assert limits == pytest.approx([0.01, 0.01, LONG_STEP_S, LONG_STEP_S])
 
 
-def test_the_longer_a_prompt_has_waited_the_sooner_steps_are_long() -> None:
+def test_the_longer_a_prompt_has_waited_the_sooner_steps_get_long() -> None:
     pace = Pace(TIMES)
-    assert pace.limit_s(64, Backlog(2048, waited_s=PATIENCE_S - 0.089)) == pytest.approx(0.01)
-    assert pace.limit_s(64, Backlog(2048, waited_s=PATIENCE_S - 0.087)) == LONGEST_S
+    assert pace.limit_s(64, Backlog(2048, waited_s=FIRST_TOKEN_S - 0.089)) == pytest.approx(0.01)
+    assert pace.limit_s(64, Backlog(2048, waited_s=FIRST_TOKEN_S - 0.087)) == LONG_STEP_S
 
 
-def test_images_that_wait_count_as_much_as_they_take() -> None:
-    """12,000 rows are 0.258 s, 8,192 of images 0.08 s."""
+def test_waiting_images_count_with_the_time_they_take() -> None:
+    """12,000 rows take 0.258 s, 8,192 image rows 0.08 s."""
     assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 4_096)) == pytest.approx(0.01)
-    assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 8_192)) == LONGEST_S
+    assert Pace(TIMES, IMAGES).limit_s(64, Backlog(12_000, 8_192)) == LONG_STEP_S
     assert Pace(TIMES).limit_s(64, Backlog(12_000, 8_192)) == pytest.approx(0.01), "vision passes were not timed"
 
 
-def test_outputs_that_take_long_themselves_leave_time_for_prompts() -> None:
+def test_slow_outputs_still_leave_time_for_prompts() -> None:
     slow = Pace(Curve(((64, 0.05), (1024, 0.1))))
     assert slow.limit_s(64, NOTHING) == slow.limit_s(64, Backlog(100_000)) == pytest.approx(0.1)
 
 
-def test_a_given_limit_holds_whatever_waits() -> None:
+def test_an_explicit_limit_holds_whatever_the_backlog() -> None:
     pace = Pace(TIMES, max_step_s=0.022)
     assert [pace.begin(24, Backlog(rows)).prompt_rows_left for rows in (0, 100_000)] == [1000, 1000]
 
@@ -56,7 +56,7 @@ def test_prompts_fill_a_bucket_that_has_room_for_their_requests() -> None:
     assert Pace(TIMES, max_step_s=0.02, buckets=pace.buckets).begin(40, NOTHING).prompt_rows_left == 512 - 40
 
 
-def test_what_is_encoded_takes_time_from_prompts() -> None:
+def test_encoding_images_leaves_less_time_for_prompts() -> None:
     step = Pace(TIMES, IMAGES, max_step_s=0.025).begin(24, NOTHING)
     step.add_rows(100)
     assert step.can_encode(256) and not step.can_encode(2048)
@@ -66,20 +66,20 @@ def test_what_is_encoded_takes_time_from_prompts() -> None:
     step.add_image(2048)
     assert step.prompt_rows_left == 0
     step.add_rows(-60)
-    assert step.prompt_rows_left == 60, "rows that were set aside are there, whatever was encoded meanwhile"
-    assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == FEWEST_ROWS
+    assert step.prompt_rows_left == 60, "rows that were set aside come back, whatever was encoded meanwhile"
+    assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == MIN_PROMPT_ROWS
 
 
 @pytest.mark.parametrize("load", USUAL, ids=lambda load: load.name)
-def test_the_simulated_h200_serves_as_much_as_the_real_one(load: Load) -> None:
-    """All in virtual time, so that figures are the same everywhere."""
+def test_the_simulated_h200_is_as_fast_as_the_real_one(load: Load) -> None:
+    """Virtual time makes the figures the same on every machine."""
     found, (requests_per_s, ttft_ms, *_) = simulate(load, inf, seeds=(0,)), MEASURED[load.name]
     assert found.requests_per_s == pytest.approx(requests_per_s, rel=0.1)
     assert found.ttft_ms == pytest.approx(ttft_ms, rel=0.1)
 
 
 @pytest.mark.parametrize("load", [load for load in USUAL if load.name in AIMS_MS], ids=lambda load: load.name)
-def test_tokens_keep_coming_and_no_less_is_served(load: Load) -> None:
+def test_pacing_shortens_gaps_between_tokens_at_equal_throughput(load: Load) -> None:
     free, paced = (simulate(load, limit_ms, seeds=(0,)) for limit_ms in (inf, 0))
     assert paced.p99_ms < AIMS_MS[load.name]
     assert paced.longest_ms < free.longest_ms / 3
@@ -94,9 +94,9 @@ def test_short_prompts_do_not_wait_for_long_ones(limit_ms: float) -> None:
     load = next(load for load in AT_RANDOM if "32k, at random 90%" in load.name)
     run = Simulation(load, limit_ms, seed=1).run()
     waits = [wait for wait, request in zip(run.waits, run.requests, strict=True) if len(request.prompt_ids) < 1000]
-    assert np.mean(waits) < 800, "more than a second if they did"
+    assert np.mean(waits) < 800, "it would be more than a second if they did"
 
 
-def test_where_nobody_waits_for_a_second_token_steps_have_no_limit() -> None:
+def test_without_second_tokens_to_wait_for_steps_have_no_limit() -> None:
     load = next(load for load in USUAL if load.kinds[0].outputs == 1)
     assert simulate(load, 0, seeds=(0,)) == simulate(load, inf, seeds=(0,))

@@ -1,4 +1,4 @@
-"""Times of passes that a device runs behind the host, as on a GPU."""
+"""Times of passes that a device runs asynchronously, as a GPU does."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
 from saccade.scheduling.orders import Pass
 from saccade.scheduling.pass_log import PassLog
-from tests.scheduling.by_hand import make_composer
+from tests.scheduling.fakes import make_composer
 
 
 @dataclass
@@ -39,7 +39,7 @@ def vision(rows: int) -> Pass:
     return Pass("vision", decision, {"targets": np.zeros(rows)})
 
 
-def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
+def test_a_step_starts_when_the_previous_one_has_ended() -> None:
     rig = Rig()
     first = rig.log.add("language", [decode(3, 4)], ["a", "b", "c"], rig.now)
     rig.now = 10.1  # launched while the first runs
@@ -55,7 +55,7 @@ def test_a_step_begins_when_the_one_before_it_has_ended() -> None:
     assert (shape.rows, shape.padded, shape.graph) == (3, 1, "decode/full requests=4 tokens=4")
 
 
-def test_images_come_before_their_step_and_are_told_in_order() -> None:
+def test_vision_passes_are_reported_in_order_before_their_step() -> None:
     rig = Rig()
     laps = [Lap(), Lap()]
     for lap in laps:
@@ -63,21 +63,21 @@ def test_images_come_before_their_step_and_are_told_in_order() -> None:
     step = rig.log.add("language", [decode(1, 1)], ["b"], rig.now)
     rig.now = 13.0
     rig.log.end(step)
-    assert rig.times() == [], "those behind one that runs come later"
+    assert rig.times() == [], "passes after one that still runs are reported later"
     laps[0].value, laps[1].value = 1.5, 0.5
     assert rig.times() == [("vision", 10.0, 1.5), ("vision", 11.5, 0.5), ("language", 12.0, 1.0)]
     [shape] = rig.log.records(0)[0].passes
     assert (shape.graph, shape.reason) == ("", "it is larger than every bucket (units: 9 > 8)")
 
 
-def test_only_who_asked_is_counted() -> None:
+def test_passes_are_counted_only_for_requests_that_ask() -> None:
     rig = Rig()
     rig.log.count_for("a")
     for requests in (["a", "b"], ["b"], ["a"]):
         rig.log.end(rig.log.add("language", [decode(len(requests), 2)], requests, rig.now))
-    [count] = rig.log.taken("a") or ()
+    [count] = rig.log.take_counts("a") or ()
     assert (count.passes, count.rows, count.padded) == (2, 3, 1)
-    assert rig.log.taken("a") is None and rig.log.taken("b") is None
+    assert rig.log.take_counts("a") is None and rig.log.take_counts("b") is None
 
 
 @pytest.mark.parametrize("bucket", [None, 16])

@@ -1,4 +1,4 @@
-"""What is refused before it waits, and the pixels that waiting and running requests keep."""
+"""Requests that are refused before they are queued, and the pixels that live requests keep."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +38,7 @@ def test_tokens_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "pooled_token_ids"])
-def test_parameters_name_tokens_of_the_vocabulary(name: str) -> None:
+def test_parameters_may_name_only_tokens_of_the_vocabulary(name: str) -> None:
     more = {"pooling": "logits", "max_tokens": 0} if name == "pooled_token_ids" else {}
     values = [[5, VOCAB - 1], [5, VOCAB]]
     good, bad = (dict.fromkeys(found, 1.0) if name == "logit_bias" else found for found in values)
@@ -48,7 +48,7 @@ def test_parameters_name_tokens_of_the_vocabulary(name: str) -> None:
     assert refused.value.param == name
 
 
-def test_an_answer_that_must_go_on_needs_a_token_to_go_on_with() -> None:
+def test_min_tokens_needs_an_allowed_token_that_is_not_an_end() -> None:
     for ends in ([2], [2, 7]):
         with pytest.raises(RequestError, match="all end tokens"):
             check([1], min_tokens=3, allowed_token_ids=ends, stop_token_ids=[7])
@@ -57,7 +57,7 @@ def test_an_answer_that_must_go_on_needs_a_token_to_go_on_with() -> None:
     check([1], min_tokens=3, stop_token_ids=[7])
 
 
-def test_pixels_count_once_for_all_outputs_of_a_prompt_and_go_with_the_last() -> None:
+def test_pixels_count_once_per_prompt_until_its_last_output_ends() -> None:
     account, prompt, other = PixelAccount(), prompt_of(300, 200), prompt_of(100)
     account.count(prompt, 3)
     account.count(other, 1)
@@ -70,7 +70,7 @@ def test_pixels_count_once_for_all_outputs_of_a_prompt_and_go_with_the_last() ->
     assert account.nbytes == 0 and not account._uses
 
 
-def test_pixels_wait_for_room_unless_they_are_alone_or_none() -> None:
+def test_pixels_beyond_the_limit_are_refused_unless_they_are_the_only_ones() -> None:
     account, one, more = PixelAccount(), prompt_of(600), prompt_of(600)
     account.check(prompt_of(5000), LIMITS)
     account.count(one, 1)
@@ -81,7 +81,7 @@ def test_pixels_wait_for_room_unless_they_are_alone_or_none() -> None:
     account.check(text_prompt([1]), LIMITS)
 
 
-def test_a_frame_that_no_graph_holds_is_refused_where_graphs_must_be_used() -> None:
+def test_strict_graphs_refuse_a_frame_too_large_for_any_graph() -> None:
     def vision(strict: bool) -> Any:
         return SimpleNamespace(settings=SimpleNamespace(strict=strict), shape=SimpleNamespace(limits={"units": 16}))
 

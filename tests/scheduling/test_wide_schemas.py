@@ -1,4 +1,4 @@
-"""Objects with many optional properties can be written, or are refused before anything waits for them."""
+"""Objects with many optional properties can be generated, or are refused before they are queued."""
 
 import json
 from pathlib import Path
@@ -31,12 +31,12 @@ def test_hundreds_of_optional_properties_can_be_written(tmp_path: Path, kind: di
         matcher = compiler.compile(grammar).result().deep_copy()
         text = json.dumps({"property_0": value, f"property_{num - 1}": value}, separators=(",", ":"))
         for token in tokenizer.encode_plain(text):
-            matcher.compute_logit_bias()  # what a step asks for, which fails where a grammar is too large
+            matcher.compute_logit_bias()  # every step does this; it fails if a grammar is too large
             assert not matcher.is_error(), matcher.get_error()
             assert matcher.consume_token(token), (text, token)
         assert matcher.is_accepting() and not matcher.is_error()
 
 
-def test_more_are_refused_at_once() -> None:
+def test_too_many_properties_are_refused_at_once() -> None:
     with pytest.raises(RequestError, match="properties"):
         check_grammar(wide(MAX_PROPERTIES + 1, {"type": "string"}), param="response_format")

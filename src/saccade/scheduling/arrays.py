@@ -1,6 +1,6 @@
 """Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table.
 
-They have the dtypes of their buffers: for others the arena looks at every number, whether it fits."""
+They have the dtypes of their buffers. With any other dtype the arena would check whether every number fits."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -34,23 +34,23 @@ FLOATS = {
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request that has not ended. While it runs, `sequence` is its row in every per-sequence tensor (row 0 is
-    padding: not running), and `matcher` tracks its output's place in its grammar."""
+    """A request that has not ended. `sequence` is its row in every per-sequence tensor while it runs, and otherwise 0,
+    the row for padding. `matcher` tracks where its output is in its grammar."""
 
     request: Request
     prompt: Prompt
     sequence: int = 0
     seed: int = 0
     matcher: Matcher | None = None
-    compiled: LLMatcher | None = None  # its grammar
+    compiled: LLMatcher | None = None  # its grammar, to be copied into `matcher`
     started: float | None = None  # when it first ran
-    first_token: float | None = None  # time of the first token
-    laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
-    pooled: NDArray[np.float32] | None = None  # sum of the rows pooled so far, or the logits asked for
+    first_token: float | None = None  # when it got its first token
+    laps: list[Lap] = field(default_factory=list)  # of vision passes that had its images
+    pooled: NDArray[np.float32] | None = None  # sum of the rows pooled so far, or the picked logits
     _allowed: NDArray[np.int32] | None = None
 
     def allowed_words(self, vocab_size: int) -> NDArray[np.int32] | None:
-        """Bit t % 32 of word t // 32 for each token that its parameters allow; None if they allow any."""
+        """A mask with bit t % 32 of word t // 32 set for each allowed token t; None if all are allowed."""
         token_ids = self.request.params.allowed_token_ids
         if token_ids and self._allowed is None:
             self._allowed = allowed_bits(token_ids, vocab_size)
@@ -76,7 +76,7 @@ class CacheLayout:
 
 
 def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
-    """Whether every request has just one row, that of its newest output."""
+    """Whether every request has one row, that of its newest output."""
     return all(
         chunk.count == 1 and chunk.wants_logits and chunk.start >= len(live[chunk.request_id].prompt.token_ids)
         for chunk in chunks
@@ -84,7 +84,7 @@ def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
 
 
 def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
-    """Inputs of a prefill pass: prompts and outputs of several requests, packed."""
+    """Inputs of a prefill pass: packed rows of prompts and outputs."""
     parts = [_rows(chunk, live[chunk.request_id], layout) for chunk in chunks]
     values = parts[0]
     if len(parts) > 1:
@@ -98,7 +98,7 @@ def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layou
 
 
 def decode_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
-    """Inputs of a decode pass; reads only a few numbers per request."""
+    """Inputs of a decode pass. Faster than `mixed_values`: it reads only a few numbers per request."""
     owners = [live[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
@@ -147,7 +147,7 @@ def _token(owner: LiveRequest, index: int) -> int:
 
 
 def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyInts:
-    """Row numbers, in paged storage, of rows `first` to `first + count` of an item."""
+    """Where rows `first` to `first + count` of an item are in paged storage."""
     assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
     first_page, skipped = divmod(first, page_size)
     used = np.asarray(pages[first_page : -(-(first + count) // page_size)], dtype=np.int64)
@@ -171,10 +171,10 @@ def _limits(chunk: Chunk, owner: LiveRequest, in_prompt: slice) -> AnyInts:
 
 
 def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:
-    most = max((len(chunk.blocks) for chunk in chunks), default=0)
-    assert most <= layout.max_blocks, f"a request has {most} blocks; a table has room for {layout.max_blocks}"
+    longest = max((len(chunk.blocks) for chunk in chunks), default=0)
+    assert longest <= layout.max_blocks, f"a request has {longest} blocks; a table has room for {layout.max_blocks}"
     tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
-    for i, chunk in enumerate(chunks):  # takes less than half the time of assigning to a row
+    for i, chunk in enumerate(chunks):  # takes half the time of assigning to a row
         struct.pack_into(f"={len(chunk.blocks)}i", tables.data, i * tables.strides[0], *chunk.blocks)
     return tables
 
@@ -193,7 +193,7 @@ def has_edits(params: SamplingParams) -> bool:
 
 
 def begin(owner: LiveRequest, vocab_size: int) -> Begin | None:
-    """Resets a sequence for a new request that has penalties or rules."""
+    """The order that prepares a sequence for a request with penalties or rules; None if it has neither."""
     params = owner.request.params
     prompt_ids = output_ids = np.zeros(0, dtype=np.int64)
     if has_penalties(params):
@@ -205,7 +205,7 @@ def begin(owner: LiveRequest, vocab_size: int) -> Begin | None:
 
 
 def _rules(owner: LiveRequest, vocab_size: int) -> TokenRules:
-    """Once for a request: an allowed vocabulary takes milliseconds to turn into bits."""
+    """Made once per request: turning a list of allowed tokens into bits takes milliseconds."""
     params = owner.request.params
     bias = params.logit_bias or {}
     # A checkpoint may name end tokens outside its vocabulary.
@@ -219,7 +219,7 @@ def _rules(owner: LiveRequest, vocab_size: int) -> TokenRules:
 
 
 def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arrays:
-    """Sampling parameters by row. A row's noise depends on its request's seed and the number of tokens before it."""
+    """Sampling parameters by row. A row's noise depends on its request's seed and number of outputs so far."""
     counters = [chunk.end - len(owner.prompt.token_ids) for chunk, owner in zip(chunks, owners, strict=True)]
     params = [owner.request.params for owner in owners]
     return {
@@ -232,7 +232,7 @@ def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arr
 
 
 def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> tuple[Edit, ...]:
-    """Of the few requests that have rules. Ends of one with a grammar are left to that."""
+    """Edits for requests that have rules. With a grammar, the grammar handles end tokens."""
     return tuple(
         Edit(row, owner.sequence, params.grammar is None and _is_early(chunk, owner))
         for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True))
@@ -241,12 +241,12 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> tuple[Edit,
 
 
 def _is_early(chunk: Chunk, owner: LiveRequest) -> bool:
-    """Whether a request has fewer tokens than it must have."""
+    """Whether a request has fewer outputs than `min_tokens`."""
     return chunk.end - len(owner.prompt.token_ids) < owner.request.params.min_tokens
 
 
 def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> list[MaskedRow]:
-    """Rows whose tokens a grammar chooses. Only the grammar may take an end token early, so ends are left to it."""
+    """Rows that must follow a grammar. End tokens that come too early are allowed only if the grammar has no other."""
     rows = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
         if owner.matcher is not None:

@@ -1,15 +1,16 @@
-"""Prompts that wait for a step, not for another request's end: how much work they are, and which of them are short."""
+"""The backlog: prompts that the next step could work on, how much work they are, and which of them count as short.
+Prompts that can start only when another request ends are not part of it."""
 
 from collections.abc import Sequence
 
 from saccade.scheduling.pace import Backlog
 from saccade.scheduling.request import Request, RequestQueue
 
-TIMES_SHORTER = 4  # than what is left of a long prompt is one that is short beside it
+TIMES_SHORTER = 4  # a short prompt has at most a quarter of the rows that the long one has left
 
 
 def backlog_of(prefilling: Sequence[Request], waiting: RequestQueue, num_startable: int, now: float) -> Backlog:
-    """Of all prompts that have begun, and of as many new ones as may begin."""
+    """Counts all prompts that have started, and waiting ones in proportion to how many of them can start."""
     share = min(num_startable / len(waiting), 1.0) if waiting else 0.0
     first = (*prefilling[:1], *([waiting.first] if share else ()))
     return Backlog(
@@ -19,16 +20,16 @@ def backlog_of(prefilling: Sequence[Request], waiting: RequestQueue, num_startab
     )
 
 
-def most_rows_beside(
+def short_prompt_limit(
     prefilling: Sequence[Request], waiting: RequestQueue, num_startable: int, num_rows_left: int
 ) -> int:
-    """The most rows of a prompt that is short beside the first one. 0 if that one fits into this step, or if no prompt
-    of at least its priority is short. Of new ones the mean counts, because they begin in order."""
+    """How many rows a prompt may have to count as short next to the first one. 0 if the first one fits into this step,
+    or if none of the same or a better priority is short. For waiting prompts the mean counts: they start in order."""
     if not prefilling or prefilling[0].num_left <= num_rows_left:
         return 0
     long, *others = prefilling
     lengths = [other.num_left for other in others if other.priority == long.priority]
     if waiting and num_startable and waiting.first.priority <= long.priority:
         lengths.append(waiting.num_prompt_tokens // len(waiting))
-    most = long.num_left // TIMES_SHORTER
-    return most if lengths and min(lengths) <= most else 0
+    limit = long.num_left // TIMES_SHORTER
+    return limit if lengths and min(lengths) <= limit else 0

@@ -1,32 +1,32 @@
-"""Sizes that get a graph in each phase: few enough to capture in seconds, dense enough to waste little."""
+"""Which sizes get a graph in each phase: few enough to capture in seconds, dense enough to waste little on padding."""
 
 from collections.abc import Sequence
 
 from saccade.choice.key import Capacity, row_buckets, thinned
 from saccade.models.model_spec import VisionSpec
 
-FEW_ROWS = 128  # up to here a step is bound by reading weights, so padding is free
+FEW_ROWS = 128  # steps of up to this many rows are bound by reading weights, so padding is free
 FEW_ROWS_STEP = 16
-WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # bucket steps up to WIDE_ROWS, and above
+WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # distance between buckets up to WIDE_ROWS, and above
 MANY_ROWS, MANY_ROWS_STEP = 2048, 512
-FEW_REQUESTS = 32  # of most steps with prompts; attention over hundreds of empty requests costs 3 % at 8192 rows
+FEW_REQUESTS = 32  # enough for most prefills; attention over hundreds of empty requests costs 3 % at 8192 rows
 
 MAX_FRAMES = 64  # images and frames per pass
-# Attention also visits empty segments, so a bucket has room only for the likely number of frames: those of 24 rows and
-# more (a 224x224 image has 49). Smaller ones take a larger bucket.
+# Attention also visits empty segments, so a bucket has room only for a likely number of frames: frames of 24 rows or
+# more (a 224x224 image has 49). Batches of smaller frames take a larger bucket.
 UNITS_PER_FRAME = 24
-FEWEST_FRAMES = 4
-UNITS_PER_WINDOW = 4  # on average; with fewer, a batch has too many windows for its bucket
+MIN_FRAMES = 4
+UNITS_PER_WINDOW = 4  # on average; a batch of smaller windows may have too many for its bucket
 
 # On a CPU graphs are for correctness, not speed.
 STRIDE = 4  # keep every fourth of the GPU's buckets
-COARSE_ROWS = 256  # above, buckets are so far apart that all together take about twice the largest
+COARSE_ROWS = 256  # above this, buckets are so far apart that their rows add up to about twice the largest
 COARSE_STEP = 0.6
 
 
 def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
-    """Every token count with room for few requests, and with room for all: every second one up to 2,048 rows, and
-    multiples of 512 above. So many rows and requests mean that prompts wait, which fill the step to the last row."""
+    """Every row count with room for few requests. Every second one up to 2,048 rows, and multiples of 512 above, also
+    with room for all: a step of many rows and many requests has prompts waiting, which fill it to the last row."""
     rows = prefill_rows(max_tokens)
     roomy = {*[n for n in rows if n <= MANY_ROWS][::-2], *(n for n in rows if n % MANY_ROWS_STEP == 0), rows[-1]}
     pairs = [(n, count) for n in rows for count in (FEW_REQUESTS, max_requests) if count == FEW_REQUESTS or n in roomy]
@@ -34,8 +34,8 @@ def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
 
 
 def prefill_rows(largest: int) -> tuple[int, ...]:
-    """Steps of 6 to 12 % up to 2,048 rows, then of 128 rows, and of 256 from 6,144 on: there the last percent are
-    milliseconds, and most steps of a busy server have a few thousand rows."""
+    """Buckets are 6 to 12 % apart up to 2,048 rows, then 128 rows, and 256 from 6,144 on. Most steps of a busy server
+    have a few thousand rows, where one percent of padding is milliseconds."""
     few = range(FEW_ROWS_STEP, FEW_ROWS, FEW_ROWS_STEP)
     steps = row_buckets(largest, smallest=FEW_ROWS)
     wide = range(MANY_ROWS, min(largest, WIDE_ROWS), WIDE_STEP)
@@ -44,28 +44,28 @@ def prefill_rows(largest: int) -> tuple[int, ...]:
 
 
 def decode_buckets(largest: int) -> tuple[int, ...]:
-    """Every batch up to 8 rows, then four per octave: padded requests have no keys, and a few extra rows cost little
-    while reading weights bounds the step."""
+    """Every batch size up to 8, then four per octave: padded requests have no keys, and a few extra rows cost little
+    while the step is bound by reading weights."""
     return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, per_octave=4)}))
 
 
 def head_buckets(largest: int) -> tuple[int, ...]:
-    """Powers of two: heads and samplers are bound by weights and vocabulary, so extra rows are free."""
+    """Powers of two: heads and samplers are bound by weights and vocabulary size, so extra rows are free."""
     return row_buckets(largest, smallest=1, per_octave=1)
 
 
 def vision_buckets(max_units: int) -> tuple[int, ...]:
-    """Steps of a quarter octave up to 256 rows, where passes are short, and of an eighth above, where padding costs
-    milliseconds. All are 1/48 above round numbers: image sizes of 49, 196, 324, 784 rows (224, 448, 560, 896 pixels a
-    side with patches of 16) are just above round ones, which would pad them by 9 %."""
+    """A quarter octave apart up to 256 rows, where passes are short, and an eighth above, where padding costs
+    milliseconds. All are 1/48 above round numbers: images of 49, 196, 324 and 784 rows (224, 448, 560 and 896 pixels a
+    side with patches of 16) are just above round ones, and the next round bucket would pad them by 9 %."""
     fine, coarse = (row_buckets(max_units, smallest=32, per_octave=n) for n in (8, 4))
     chosen = [n for n in coarse if n <= 256] + [n for n in fine if n > 256]
     return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
 
 
 def vision_capacity(spec: VisionSpec, units: int, *, has_shares: bool = False) -> Capacity:
-    """Where ranks encode their own images, `share` counts the rows of the largest share."""
-    frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
+    """With `has_shares` ranks encode their own images, and `share` is the rows of the largest share."""
+    frames = min(MAX_FRAMES, max(MIN_FRAMES, units // UNITS_PER_FRAME), units)
     sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
     if spec.window:
         sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES
@@ -79,8 +79,8 @@ def longest_window(spec: VisionSpec) -> int:
 
 
 def few_buckets(buckets: Sequence[Capacity], rows: str) -> tuple[Capacity, ...]:
-    """Some of a phase's buckets, including the largest and smallest, so every batch that had a graph keeps one. Empty
-    requests cost a CPU nothing, so the roomiest bucket of each row count is enough."""
+    """Keeps some of a phase's buckets, the largest and the smallest among them, so every batch that had a graph still
+    has one. Empty requests cost a CPU nothing, so the roomiest bucket of each row count is enough."""
     by_rows = {bucket[rows]: bucket for bucket in sorted(buckets, key=lambda b: (b[rows], sum(b.values())))}
     kept: list[Capacity] = []
     for bucket in reversed(thinned(list(by_rows.values()), STRIDE)):

@@ -1,4 +1,4 @@
-"""Compiling a grammar for a vocabulary. The engine does so, and before it a process that can be killed."""
+"""Compiles a grammar for a vocabulary: first in a process that can be killed (`trials.py`), then in the engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from saccade.wire.grammar import Grammar, broken, parser_limits, to_llguidance
 
 
 class Vocabulary(Protocol):
-    """What is needed of a tokenizer; `saccade.inputs.text.tokenizer.Tokenizer` fits."""
+    """What grammars need from a tokenizer, such as `saccade.inputs.text.tokenizer.Tokenizer`."""
 
     special_ids: frozenset[int]
 
@@ -21,9 +21,9 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A vocabulary as llguidance reads it. Ids without bytes (embedding padding) are never allowed, and end tokens are
-    never text: a checkpoint may not mark them as special, and one inside a string would end it there. The last token
-    is an artificial end."""
+    """A vocabulary as llguidance reads it. Ids without bytes (embedding padding) are never allowed. End tokens are
+    never text: some checkpoints do not mark them as special, and one inside a string would end the answer there. The
+    last token is an artificial end."""
 
     tokens: Sequence[bytes]
     special_token_ids: Sequence[int]
@@ -55,7 +55,7 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     text = to_llguidance(grammar)
     try:
         compiled = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
-    except BaseException:  # a panic of the library derives from it; nothing else runs in this thread
+    except BaseException:  # a panic of the library is one; nothing else runs in this thread
         raise broken("it cannot be compiled") from None
     if compiled.is_error():
         raise broken(compiled.get_error())

@@ -1,4 +1,4 @@
-"""From plans to orders: every decision about a step's device work is made here, once. Pure: no tensor, no device."""
+"""Turns plans into orders: every decision about a step's device work is made here. Pure: no tensor, no device."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ from saccade.scheduling.orders import (
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
-# Widths and heights of common images, and how many come at once.
+# Widths and heights of common images, and how many of them share a pass.
 USUAL_SIZES = (
     *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
     *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
@@ -46,13 +46,13 @@ USUAL_COUNTS = (1, 2, 3, 4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
     spec: VisionSpec
-    temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
+    temporal_patch: Mapping[MediaKind, int]  # frames per patch, by kind of media
     images: ImageSettings | None = None
-    num_ranks: int = 1  # that encode their own images
+    num_ranks: int = 1  # more than one if ranks encode their own images
 
 
 class Composer:
-    """Knows each phase's graphs through their catalogues; knows no device."""
+    """Knows the graphs of each phase from its catalogue."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Composer:
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
 
     def run(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
-        """The language passes of a plan, and the chunks whose last rows give tokens, in row order."""
+        """The language passes of a plan, and the chunks whose last rows are sampled, in row order."""
         chunks = plan.chunks
         if arrays.is_decode(chunks, live):
             values = arrays.decode_values(chunks, live, self.layout)
@@ -103,7 +103,7 @@ class Composer:
     def sample(
         self, step: int, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]
     ) -> tuple[SampleTokens | None, dict[str, Matcher]]:
-        """The work after the passes, and the matchers waiting for its tokens. Compose it while the passes run."""
+        """The work after the passes, and the matchers that wait for its tokens. Composed while the passes run."""
         owners = [live[chunk.request_id] for chunk in chunks]
         scores = tuple(
             ScoreToken(row, owner.sequence, owner.request.params.logprobs)
@@ -149,7 +149,7 @@ class VisionComposer:
         return share_out(parts, self.bins, num_ranks, cost)
 
     def packs(self, media: Sequence[Media]) -> list[list[MediaPart]]:
-        """Which frames of which media share a pass, with one rank."""
+        """The parts of each pass, if there is one rank."""
         return [packed for [packed] in self.shares(media)]
 
     def encode(self, step: int, shares: Shares, items: Sequence[EncodeItem], media: Sequence[Media]) -> Encode:
@@ -180,7 +180,7 @@ class VisionComposer:
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
     def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """A part that no bucket holds. Joins need equal row counts: all ranks encode it, the first's rows are used."""
+        """For a part that no bucket holds. Joins need equal row counts: all ranks encode it, rank 0's rows are used."""
         if len(parts) > 1:
             raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
         one = self.compose(parts, items, media)
@@ -192,8 +192,8 @@ class VisionComposer:
         return self._geometries.packed([(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts])
 
     def usual_layouts(self) -> Iterator[ExactLayout]:
-        """Likely layouts to fill the exact tier with, so they are fast from the first request on. A layout that gets
-        hot later replaces another and reuses its memory."""
+        """Common layouts to fill the exact tier with, so that they are fast from the first request on. A layout that
+        becomes frequent later replaces another one and reuses its memory."""
         images, catalogue = self._facts.images, self.catalogue
         if images is None or Tier.EXACT not in catalogue.settings.tiers:
             return
@@ -232,7 +232,7 @@ class VisionComposer:
 
 
 def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> tuple[ScorePrompt, ...]:
-    """Scores of the prompt tokens that follow the chunks' rows, from the first wanted one on."""
+    """Orders to score the prompt tokens that follow the chunks' rows, from the first one wanted."""
     found, row = [], 0
     for chunk in chunks:
         if chunk.wants_all_logits:
@@ -246,7 +246,7 @@ def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> 
 
 
 def _pool_rows(chunks: Sequence[Chunk]) -> PoolRows | None:
-    """The packed rows of a step that are summed. Those of a chunk follow the chunk before; padding is behind all."""
+    """The rows of a step that are summed. Chunks are packed one after the other, with padding at the end."""
     parts, lengths, end = [], [], 0
     for chunk in chunks:
         end += chunk.count

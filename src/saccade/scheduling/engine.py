@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out. One thread owns it; planning one step ahead keeps the device busy."""
+"""The engine: requests in, tokens out. One thread owns it. It plans one step ahead to keep the device busy."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
-HEARS_S = 1.0  # of a step; steps take a fraction of it
+LISTEN_S = 1.0  # how long commands are taken while a step runs; steps take a fraction of this
 NO_SCORES: Mapping[str, Scores] = {}
 
 
@@ -82,8 +82,8 @@ class Engine:
         cache_salt: str | None = None,
         compiled: LLMatcher | None = None,
     ) -> tuple[str, ...]:
-        """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
-        `compiled` is its precompiled grammar; without it this waits for the compiler."""
+        """Accepts a request and returns the ids of its n outputs, or raises a RequestError or CapacityError. `compiled`
+        is its compiled grammar; without it this call waits for the compiler."""
         check_head(params, has_head=self.composer.has_head)
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
@@ -114,13 +114,13 @@ class Engine:
         return ids
 
     def compile(self, grammar: Grammar, tenant: str = "") -> Future[LLMatcher]:
-        """Compile a grammar ahead, so that `add` need not wait. The future may hold a RequestError."""
+        """Compiles a grammar ahead of time, so that `add` need not wait. The future may hold a RequestError."""
         if self._grammars is None:
-            raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
+            raise RequestError("this engine has no vocabulary, which grammars need", param="response_format")
         return self._grammars.compile(grammar, tenant)
 
     def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Nobody waits for this result of `compile` any more."""
+        """Drops a result of `compile` that nobody waits for any more."""
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
 
@@ -129,7 +129,7 @@ class Engine:
         return JobStats() if self._grammars is None else self._grammars.jobs
 
     def close(self) -> None:
-        """Ends processes that belong to the engine."""
+        """Ends the processes that try out grammars."""
         if self._grammars is not None:
             self._grammars.close()
 
@@ -140,14 +140,14 @@ class Engine:
         return found
 
     def abort(self, request_id: str) -> list[Update]:
-        """End a request now; it gets no further updates."""
-        return self._told(self.scheduler.abort(request_id))
+        """Ends a request now. It gets no further updates."""
+        return self._complete(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
-        return self._told(self.scheduler.stop(request_id, stop))
+        return self._complete(self.scheduler.stop(request_id, stop))
 
     def calibrate(self, orders: Calibrate) -> None:
-        """Time passes, from which graphs are chosen and steps are kept short."""
+        """Measures pass times, which decide between graphs and set the pace of steps."""
         self.executor.execute(orders)
         prefill, vision = self.composer.catalogues["prefill"], self.composer.catalogues.get("vision")
         if orders.times_steps and prefill.seconds is not None:
@@ -158,44 +158,44 @@ class Engine:
                 tuple((bucket["tokens"], bucket["requests"]) for bucket in prefill.shape.ordered),
             )
 
-    def step(self, hear: Callable[[], bool] | None = None) -> list[Update]:
-        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises.
-        `hear` is called while the device works: it may add, stop and abort requests, and returns True if one that it
-        added should be launched behind the only step that runs, rather than wait for its end."""
+    def step(self, take_commands: Callable[[], bool] | None = None) -> list[Update]:
+        """Launches the next step, then collects the one that ran meanwhile. Once the executor is gone, always raises.
+        `take_commands` is called while the device works. It may add, stop and abort requests, and returns True if a
+        request it added should be launched behind the only running step instead of waiting for its end."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []
         try:
-            while len(self._in_flight) > 1:  # the last call was interrupted
-                updates += self._take_in()
+            while len(self._in_flight) > 1:  # the previous call was interrupted
+                updates += self._collect()
             plan = self.scheduler.plan(self._clock())
-            updates += self._told(plan.updates)
+            updates += self._complete(plan.updates)
             for request_id in plan.preempted:
                 self._release(self._live[request_id])
             if plan.chunks:
                 self._launch(plan)
             must_wait = bool(self._in_flight) and (not plan.chunks or len(self._in_flight) > 1)
-            if must_wait and self._has_ended(hear):
-                updates += self._take_in()
+            if must_wait and self._should_collect(take_commands):
+                updates += self._collect()
         except EngineDeadError as error:
             self._dead = error
             raise
         self.trace.note_load(self.scheduler)
         return updates
 
-    def _has_ended(self, hear: Callable[[], bool] | None) -> bool:
-        """Whether the oldest step has ended or is to be waited for; else another is launched first. A step that hangs
-        is waited for in silence: nothing else tells those who watch the engine."""
-        flight, until = self._in_flight[0], self._clock() + HEARS_S
-        while hear is not None and flight.is_running and self._clock() < until:
-            if hear() and len(self._in_flight) == 1:
+    def _should_collect(self, take_commands: Callable[[], bool] | None) -> bool:
+        """Takes commands while the oldest step runs. Returns False if another step should be launched first. If a step
+        hangs, this stops and the engine falls silent, which is how watchdogs notice."""
+        flight, until = self._in_flight[0], self._clock() + LISTEN_S
+        while take_commands is not None and flight.is_running and self._clock() < until:
+            if take_commands() and len(self._in_flight) == 1:
                 return False
         return True
 
     def _launch(self, plan: StepPlan) -> None:
-        """Compose and execute piece by piece: the device works on each while the host composes the next."""
+        """Composes and executes piece by piece: the device works on one while the host composes the next."""
         flight = Flight(plan=plan)
-        self._in_flight.append(flight)  # whatever happens, the plan is accounted for
+        self._in_flight.append(flight)  # first, so that an interrupted plan is still committed
         try:
             for chunk in plan.chunks:
                 if not self._live[chunk.request_id].sequence:
@@ -211,7 +211,7 @@ class Engine:
                 self.executor.execute(sample)
                 if sample.sampler is not None:
                     self.passes.follow(flight.passes, sample.sampler, [chunk.request_id for chunk in flight.sampled])
-            if flight.ticket.is_done:  # as always on a CPU
+            if flight.ticket.is_done:  # always the case on a CPU
                 self.passes.end(flight.passes)
         except Exception as error:  # one bad step must not fail the others
             flight.problem = executing.problem(error, executing.STEP_FAILED)
@@ -225,15 +225,15 @@ class Engine:
         if live.started is None:
             live.started = self._clock()
         live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-        live.pooled = None  # a preempted request computes all rows again
+        live.pooled = None  # a preempted request recomputes all rows
         live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
         live.sequence = self._free_sequences.pop()
         if (orders := begin(live, self.composer.vocab_size)) is not None:
             self.executor.execute(orders)
 
-    def _take_in(self) -> list[Update]:
-        """Results of the oldest step. Even a failed step is waited for: until its passes end, they read pages and
-        blocks that the next plans may reassign."""
+    def _collect(self) -> list[Update]:
+        """Waits for the oldest step and commits its results. It waits even for a failed step, whose passes may still
+        read pages and blocks that the next plans reassign."""
         flight, result = self._in_flight[0], None
         try:
             result = None if flight.ticket is None else flight.ticket.wait()
@@ -245,20 +245,20 @@ class Engine:
             self.passes.end(flight.passes)
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
-            updates = self._told(self.scheduler.commit(flight.plan, failed))
+            updates = self._complete(self.scheduler.commit(flight.plan, failed))
         else:
             self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
             news = self.scheduler.commit(flight.plan, flight.results(result))
-            updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
+            updates += self._complete(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
                 if matcher is not None and update.finish is None and matcher.is_complete:
                     # The grammar allows nothing more, so no further pass is needed.
-                    updates += self._told(self.scheduler.stop(update.request_id, None))
+                    updates += self._complete(self.scheduler.stop(update.request_id, None))
         if flight.plan.encode:
             for live in self._live.values():
-                if live.request.status is not Status.RUNNING:  # preempted: it read rows of a failed image
+                if live.request.status is not Status.RUNNING:  # preempted, because it read rows of a failed image
                     self._release(live)
         return updates
 
@@ -270,8 +270,8 @@ class Engine:
             if (live := self._live.get(name := chunk.request_id)) is not None
         ]
 
-    def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
-        """The scheduler's updates, with scores of their tokens, and with timings at the end."""
+    def _complete(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
+        """Adds scores of tokens to updates and, when a request ends, timings. Forgets requests that have ended."""
         told = []
         for update in updates:
             name, timings, passes, pooled = update.request_id, None, None, None
@@ -279,7 +279,7 @@ class Engine:
             if update.token_ids and live.first_token is None:
                 live.first_token = self._clock()
             if update.finish is not None:
-                timings, passes = live.timings(self._clock()), self.passes.taken(name)
+                timings, passes = live.timings(self._clock()), self.passes.take_counts(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
                 self.trace.note_end(live, update.finish.reason)
                 self._release(live)
@@ -290,7 +290,7 @@ class Engine:
         return told
 
     def _release(self, live: LiveRequest) -> None:
-        """Free a sequence. Steps in flight may still write its newest token, but its next owner writes later."""
+        """Frees a sequence. Steps in flight may still write its newest token, but its next owner writes later."""
         if live.sequence:
             self._free_sequences.append(live.sequence)
             live.sequence = 0

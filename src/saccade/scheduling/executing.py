@@ -1,4 +1,4 @@
-"""What the engine needs from an executor: a single one, or the first of several ranks."""
+"""What the engine needs from an executor, be it the only one or the first of several ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ STEP_FAILED = "the step failed"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By sampled row: tokens, whether logits were NaN or all -inf, scores. In order of the orders: prompt scores, sums
-    of hidden states, single logits."""
+    """By sampled row: tokens, whether the logits were NaN or all -inf, scores. In the sequence of the orders: prompt
+    scores, sums of hidden states, picked logits."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()
@@ -34,7 +34,7 @@ class Ticket(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has finished it; does not wait."""
+        """Whether the device has finished it. Does not wait."""
         ...
 
     def wait(self) -> StepResult: ...
@@ -50,14 +50,14 @@ class Lap(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Why a vision pass was not launched, or its timing."""
+    """The timing of a vision pass, or the reason why it was not launched."""
 
     problem: str | None = None
     lap: Lap | None = None
 
 
 class WrongReplay(Protocol):
-    """A replay whose results differ from an eager run of the same inputs."""
+    """A replay whose results differ from those of an eager run on the same inputs."""
 
     @property
     def reason(self) -> str:
@@ -66,29 +66,29 @@ class WrongReplay(Protocol):
 
 
 class ShadowChecks(Protocol):
-    """Replays of live requests that are checked when there is time."""
+    """Replays of real requests, recorded to be checked when the engine is idle."""
 
     @property
     def has_records(self) -> bool: ...
 
     def check(self, should_stop: Callable[[], bool]) -> WrongReplay | Exception | None:
-        """Check one. Returns what was wrong, or the error that prevented the check."""
+        """Checks one replay. Returns it if it was wrong, or the error that prevented the check."""
         ...
 
     def counts(self, phase: str) -> dict[str, int]: ...
 
     def close(self) -> None:
-        """Stop watching and release the executor."""
+        """Stops recording and releases the executor."""
         ...
 
 
 def problem(error: Exception, what: str) -> str:
-    """The error text for the request that it ends."""
+    """The error text for a request that ends because of `error`."""
     return str(error) if isinstance(error, SaccadeError) else f"{what}: {type(error).__name__}"
 
 
 class Executor(Protocol):
-    """Executes orders in the order of the calls."""
+    """Executes orders in the sequence of the calls."""
 
     @overload
     def execute(self, orders: Run) -> Ticket: ...
@@ -102,20 +102,20 @@ class Executor(Protocol):
 
     @overload
     def execute(self, orders: Begin | SampleTokens | Drop | Calibrate | WarmUp) -> None:
-        """`SampleTokens` belongs to the newest run, whose ticket has the results."""
+        """`SampleTokens` belongs to the newest `Run`, whose ticket has the results."""
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs by phase."""
         ...
 
     def time_passes(self) -> None:
-        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        """Times every pass until `take_passes`. If passes are being timed already, starts over."""
         ...
 
     def take_passes(self) -> tuple[list[TracedPass], int]:
-        """Passes that have ended since `time_passes`, and how many more did not fit."""
+        """Returns the passes that have ended since `time_passes`, and how many more did not fit."""
         ...
 
     def require_device(self) -> None:
-        """After an error: raises an EngineDeadError if the device cannot continue."""
+        """Called after an error. Raises an EngineDeadError if the device cannot continue."""
         ...

@@ -1,32 +1,32 @@
 """Fair order between tenants: start-time fair queueing.
 
-Every request gets a start on a virtual clock: the moment that the clock shows, or the end of its tenant's last request,
-whichever is later; it ends its cost, divided by the tenant's weight, after that. Requests begin in the order of their
-starts, and the clock follows the request that began last.
+Every request gets a start time on a virtual clock: the clock's present time or the end of its tenant's last request,
+whichever is later. It ends after its cost divided by its tenant's weight. Requests begin in order of their start times,
+and the clock advances to the start time of the request that began last.
 
-So a tenant's requests come in the order of their arrival, and while two tenants wait, what was begun for each differs,
-per weight, by at most one request of each. A tenant that had nothing waiting is behind at most one request of every
-other, however many those sent before.
+So a tenant's requests begin in order of arrival. While two tenants wait, the work begun for them differs, per weight,
+by at most one request of each. A tenant with nothing waiting queues behind at most one request of every other tenant,
+however many those have sent.
 
-`jobs/fair_line.py` has the same aim, but decides only when something begins. Here the start is a part of a request's
-fixed order, between its priority and its arrival."""
+`jobs/fair_line.py` has the same goal, but decides only when something begins. Here the start time is part of a
+request's fixed order, between its priority and its arrival."""
 
 from collections import Counter
 
-MANY = 1024  # tenants to remember before those that no longer matter are dropped
+MANY = 1024  # tenants to remember before outdated ones are dropped
 
 
 class FairClock:
-    """Invariant: `_ends` has every tenant with waiting requests, and others only while their end is to come."""
+    """Invariant: `_ends` has every tenant with waiting requests, and every tenant whose end is in the future."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._ends: dict[str, float] = {}  # of the last request of each tenant
-        self._begun_ends: dict[str, float] = {}  # of the last that began
+        self._ends: dict[str, float] = {}  # of each tenant's last request
+        self._begun_ends: dict[str, float] = {}  # of each tenant's last request that has begun
         self._waiting: Counter[str] = Counter()
 
     def enter(self, tenant: str, cost: float) -> float:
-        """The start of a new request. `cost` is already divided by the tenant's weight."""
+        """Returns the start time of a new request. `cost` is already divided by the tenant's weight."""
         assert cost > 0, f"a request of {tenant!r} costs {cost}"
         start = max(self._now, self._ends.get(tenant, 0.0))
         self._ends[tenant] = start + cost
@@ -34,13 +34,13 @@ class FairClock:
         return start
 
     def begin(self, tenant: str, start: float, cost: float) -> None:
-        """A request begins for the first time."""
+        """Notes that a request runs for the first time."""
         self._now = max(self._now, start)
         self._begun_ends[tenant] = max(self._begun_ends.get(tenant, 0.0), start + cost)
         self.leave(tenant)
 
     def leave(self, tenant: str) -> None:
-        """A request waits no more. Those that end without having begun cost nothing, once no others wait behind."""
+        """Notes that a request no longer waits. If no other does, those that never began have cost nothing."""
         self._waiting[tenant] -= 1
         if not self._waiting[tenant]:
             del self._waiting[tenant]
@@ -49,7 +49,7 @@ class FairClock:
             self._forget()
 
     def clear(self) -> None:
-        """Nothing waits and nothing runs: everybody starts anew."""
+        """Starts afresh. Nothing may wait or run."""
         self._now = 0.0
         self._ends.clear()
         self._begun_ends.clear()

@@ -1,4 +1,4 @@
-"""A step between its launch and its results: tokens, errors, and the vectors that some requests ask for instead."""
+"""A launched step, and its results: tokens, errors, and the vectors that some requests want instead of tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from saccade.wire.update import NO_HIDDEN_NUMBERS, NO_NUMBERS
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The requests that a step computes vectors for, in the order of its results."""
+    """Requests that a step computes vectors for, in the order of its results."""
 
     summed: tuple[LiveRequest, ...] = ()
     picked: tuple[LiveRequest, ...] = ()
@@ -29,8 +29,8 @@ class Pooled:
         )
 
     def add(self, result: StepResult) -> dict[str, RowError]:
-        """Adds a step's vectors to those of its requests. Returns errors where numbers are broken. A request that was
-        preempted meanwhile begins again without a vector."""
+        """Adds a step's vectors to those of its requests. Returns errors for vectors with NaN or infinity. A request
+        that was preempted meanwhile starts again without a vector."""
         errors = {}
         for owners, vectors, problem in (
             (self.summed, result.sums, NO_HIDDEN_NUMBERS),
@@ -45,12 +45,12 @@ class Pooled:
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """`problem` says why not all of it was launched."""
+    """A step in flight. `problem` says why it was not launched completely."""
 
     plan: StepPlan
     ticket: Ticket | None = None
     sampled: Sequence[Chunk] = ()
-    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
+    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests that have a grammar
     failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
     pooled: Pooled = field(default_factory=Pooled)
     problem: str = ""
@@ -64,8 +64,8 @@ class Flight:
             return False
 
     def results(self, result: StepResult) -> dict[str, Sequence[int] | RowError]:
-        """A token or an error for each request, nothing where a vector was asked for. Advances matchers by the sampled
-        tokens and vectors by their sums."""
+        """Returns a token or an error for each request, but no token for requests that want a vector. Advances matchers
+        by the sampled tokens and adds to the vectors."""
         tokens = {chunk.request_id: token for chunk, token in zip(self.sampled, result.token_ids, strict=True)}
         for name, matcher in self.matchers.items():
             matcher.take(tokens[name])
@@ -80,7 +80,7 @@ class Flight:
 
 
 def finished_vector(owner: LiveRequest) -> NDArray[np.float32] | None:
-    """What a request that ended well asked for; None if that was no vector."""
+    """The vector of a request that ended well; None if it did not ask for one."""
     if owner.pooled is None or owner.request.params.pooling != "mean":
         return owner.pooled
     return owner.pooled / np.float32(len(owner.request.prompt_ids))

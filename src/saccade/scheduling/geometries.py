@@ -1,6 +1,6 @@
 """Positions, taps and boundaries of images and frames for a vision pass: host arrays made from grids, which are
 (frames, rows, columns) in patches. I media items, P patches, U merged units, S frames, W windows. All functions process
-packed patches at once; their cost does not depend on the number of images."""
+packed patches at once, without a loop over images."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,23 +18,23 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 MAX_CACHED_GRIDS = 256
-MAX_CACHED_PATCHES = 8192  # of one grid: larger ones are rare, and recomputing takes less than a pass
+MAX_CACHED_PATCHES = 8192  # of one grid; larger grids are rare, and recomputing one takes less time than its pass
 
 
 def vision_values(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Any, targets_U: Any) -> dict[str, Any]:
-    """Inputs of a pass over these grids; its row u goes to row targets[u] of the encoder cache."""
+    """Inputs of a pass over these grids. Its row u goes to row targets[u] of the encoder cache."""
     return {"patches": patches_PC, "targets": targets_U, **Geometries(spec).packed(grids)}
 
 
 class Geometries:
-    """Positions, taps and boundaries of grids, with a cache of recent grids that are not large."""
+    """Positions, taps and boundaries of grids, with a cache of recent grids up to a size."""
 
     def __init__(self, spec: VisionSpec) -> None:
         self._spec = spec
         self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: geometry(spec, [grid]))
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """Geometry of several grids, joined from that of each; for no grids, arrays without rows."""
+        """Geometry of several grids, joined from that of each. Without grids, arrays without rows."""
         parts = [
             self._remembered(grid) if prod(grid) <= MAX_CACHED_PATCHES else geometry(self._spec, [grid])
             for grid in grids
@@ -103,7 +103,7 @@ def grid_taps(grids_I3: NDArray[np.int64], merge: int, side: int) -> tuple[Ints,
 
 
 def window_order(grids_I3: NDArray[np.int64], merge: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merged units sorted by window, and the number of units of each non-empty window."""
+    """Merged units sorted by window, and the number of units in each window."""
     shapes_I3 = grids_I3 // (1, merge, merge)
     sizes_I = shapes_I3.prod(axis=1)
     across_I = -(-shapes_I3[:, 2] // window)

@@ -1,4 +1,4 @@
-"""What an engine does while it has no requests: it captures graphs of frequent image layouts and checks replays."""
+"""Work for an engine without requests: capturing graphs of frequent image layouts, and checking replays."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ class IdleWork:
         return self._vision is not None and self._vision.catalogue.exact.has_pending
 
     def capture_next(self) -> Exception | None:
-        """Capture one frequent image layout. Returns the error if that fails; requests run without it."""
+        """Captures one frequent image layout. Returns the error if that fails; requests run without the graph."""
         try:
             if self._vision is not None and (layout := self._vision.catalogue.exact.next_pending()) is not None:
                 self.capture(layout)
@@ -37,7 +37,7 @@ class IdleWork:
                 self.capture(layout)
 
     def capture(self, layout: ExactLayout) -> None:
-        """Capture a vision graph of one layout, and drop graphs that no longer fit."""
+        """Captures a vision graph of one layout, and drops graphs that no longer fit."""
         assert self._vision is not None, "only images have layouts"
         nbytes = self._executor.execute(Capture(layout))
         if dropped := self._vision.catalogue.exact.add(layout.key, nbytes):
@@ -49,8 +49,8 @@ class IdleWork:
         return self.shadow is not None and self.shadow.has_records and self._is_idle()
 
     def check(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
-        """Check one replay. Returns what was wrong with it or with the check. What a wrong graph wrote is dropped from
-        the caches."""
+        """Checks one replay. Returns a wrong replay, or the error that prevented the check. After a wrong replay the
+        caches are emptied, because the graph may have written to them."""
         assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
         found = self.shadow.check(should_stop)
         if isinstance(found, Exception):

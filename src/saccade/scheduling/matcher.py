@@ -1,6 +1,6 @@
-"""Grammars at run time: compiled in their own thread, advanced token by token, turned into masks for the sampler. V
-tokens of the vocabulary, N rows of a step, W 32-bit words that hold V + 1 bits: the last bit is an artificial end
-token, so that models without end tokens have one too."""
+"""Grammars at run time: compiled on a dedicated thread, advanced token by token, turned into masks for the sampler.
+A mask has a bit for every token of the vocabulary and a last one for an artificial end token, which models without end
+tokens need."""
 
 import math
 from collections import OrderedDict
@@ -27,24 +27,24 @@ from saccade.wire.update import BROKEN, NO_TOKEN
 
 MAX_COMPILED = 256
 MAX_GROWN_BYTES = 512 * 2**20
-MAX_TRIALS = 16  # at a time, of those that take milliseconds
-MAX_LONG_TRIALS = 4  # at a time, of those that may take long; most of them wait for a process
+MAX_TRIALS = 16  # at a time, of grammars that take milliseconds
+MAX_LONG_TRIALS = 4  # at a time, of grammars that may take long; most of them wait for a process
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A grammar that was asked for, and a sign that nobody waits for it any more."""
+    """A requested grammar, and an event that is set when nobody waits for it any more."""
 
     compiled: Future[LLMatcher]
     is_abandoned: Event
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. Preparing the vocabulary
-    takes a second, so the thread does it first and nothing waits. Pending grammars are never evicted, so that nothing
-    is compiled twice for concurrent requests. With `has_trials` each is tried in another process first, several at a
-    time (see `Trials`). Those that may take long wait for each other, and however many they are, nothing else waits for
-    them. Grammars grow while they are followed: once all have grown by too much, none is kept."""
+    """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. The thread first prepares
+    the vocabulary, which takes a second, so that start-up does not wait for it. Pending grammars are never evicted, so
+    concurrent requests never compile a grammar twice. With `has_trials` each grammar is first tried in another process,
+    several at a time (see `Trials`). Grammars that may take long queue separately, so that no other grammar waits for
+    them. Compiled grammars grow while they are followed: once they have grown too much together, all are dropped."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class GrammarCompiler:
         self._trying = FairThreads(MAX_TRIALS, "trial")
         self._trying_long = FairThreads(MAX_LONG_TRIALS, "long trial")
         self._trials = self._trying.submit(lambda: Trials(words.result())) if has_trials and is_supported() else None
-        self._mark = math.inf  # resident memory that counts as no growth
+        self._mark = math.inf  # resident bytes that growth is measured from
 
     def compile(self, grammar: Grammar, caller: str = "") -> Future[LLMatcher]:
-        """A matcher at the grammar's start, to be copied; or the RequestError that refuses the grammar, or the
-        CapacityError of a trial that was lost. Callers take turns with their trials."""
+        """The future gives a matcher at the grammar's start, to be copied. It raises a RequestError if the grammar is
+        refused, or a CapacityError if its trial process was lost. Callers take turns with their trials."""
         found = self._compiled.get(grammar)
         if found is None or _is_lost(found.compiled):
             self._drop_grown()
@@ -82,8 +82,8 @@ class GrammarCompiler:
         return found.compiled
 
     def forget(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Cancel compilation if it has not begun, and end its trial. Another future of the same grammar has other
-        waiters."""
+        """Cancels a compilation that has not begun, and ends its trial. Does nothing if the grammar has another future
+        by now, because others wait for that one."""
         found = self._compiled.get(grammar)
         if found is None or found.compiled is not compiled or (compiled.done() and not compiled.cancelled()):
             return
@@ -99,7 +99,7 @@ class GrammarCompiler:
         return JobStats(waiting=pool.num_waiting, killed=pool.num_killed)
 
     def close(self) -> None:
-        """Ends the processes of trials."""
+        """Ends the trial processes."""
         if self._trials is not None:
             self._trials.result().close()
 
@@ -127,14 +127,14 @@ class GrammarCompiler:
 
 
 def _is_lost(compiled: Future[LLMatcher]) -> bool:
-    """Whether a trial was given up or its process was lost, which says nothing about the grammar."""
+    """Whether a trial was abandoned or its process was lost, which says nothing about the grammar."""
     if not compiled.done():
         return False
     return compiled.cancelled() or isinstance(compiled.exception(), CancelledError | CapacityError)
 
 
 class Matcher:
-    """Where one output is in its grammar. An `error` is final."""
+    """Tracks where one output is in its grammar. An `error` is final."""
 
     def __init__(self, compiled: LLMatcher, token_ids: Sequence[int] = ()) -> None:
         self.state = compiled.deep_copy()
@@ -144,7 +144,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow."""
+        """Whether no token may follow."""
         return self.error is None and bool(self.state.is_stopped())
 
     def take(self, token_id: int) -> None:
@@ -154,8 +154,8 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True)
 class MaskedRow:
-    """A row of logits and the matcher that takes its token. `forbidden` tokens are allowed only where the grammar
-    leaves nothing else; tokens outside `allowed`, a mask, never."""
+    """A row of logits and the matcher that takes its token. `forbidden` tokens are allowed only if the grammar allows
+    nothing else. Tokens outside the mask `allowed` never are."""
 
     row: int
     matcher: Matcher
@@ -164,7 +164,7 @@ class MaskedRow:
 
 
 class Masks:
-    """Turns matcher states into masks of a step's rows. Rows without a grammar have all bits set."""
+    """Turns matcher states into masks for a step's rows. Rows without a grammar have all bits set."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -172,7 +172,7 @@ class Masks:
         self._threads: LLExecutor | None = None
 
     def compute(self, rows: Sequence[MaskedRow]) -> Mask:
-        """What the grammars allow. A matcher that cannot continue leaves its row unmasked and gets an error."""
+        """Computes what grammars allow. A matcher that cannot continue gets an error, and its row no mask."""
         first, end = min(r.row for r in rows), max(r.row for r in rows) + 1
         masks = np.full((end - first, self._num_words), -1, dtype=np.int32)
         try:
@@ -223,7 +223,7 @@ def _clear(mask: NDArray[np.int32], token_ids: Sequence[int]) -> None:
 
 
 def num_words(vocab_size: int) -> int:
-    """Of a mask, which has a bit for "no more tokens" behind those of the vocabulary."""
+    """The number of words in a mask, which has a bit for the artificial end after those of the vocabulary."""
     return vocab_size // 32 + 1
 
 

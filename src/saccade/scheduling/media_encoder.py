@@ -1,4 +1,4 @@
-"""The vision passes of a step, each request's errors apart."""
+"""Runs the vision passes of a step and attributes errors to single requests."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,8 +16,8 @@ class MediaEncoder:
         self._passes, self._clock = passes, clock
 
     def encode(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> dict[str, str]:
-        """Encode a plan's images. If a pass fails, its parts are run alone to find the culprit. Returns the errors by
-        the request that an item is encoded for; other requests are unaffected."""
+        """Encodes a plan's images. If a pass fails, its parts are run one by one to find the culprit. Returns errors by
+        the request that an item was encoded for; other requests are not affected."""
         assert self._vision is not None, "this model sees no images"
         media = [live[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
         failed: dict[str, str] = {}

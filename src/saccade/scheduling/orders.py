@@ -1,8 +1,8 @@
 """Orders: the device work of a step as plain data that can be printed, compared, kept and sent to other ranks.
 
-The composer decides everything; an executor obeys. A step has, in this order, `Begin` for starting requests with
-penalties or rules, `Encode` for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The
-others come between steps.
+The composer decides everything; an executor obeys. The orders of a step come in this sequence: `Begin` for requests
+that start with penalties or rules, `Encode` for images, `Run` for rows, and `SampleTokens` if the argmax of raw logits
+is not enough. All other orders come between steps.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class PatchSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One pass of a phase: its inputs and how to run it. A vision pass has the pictures its patches come from."""
+    """One pass of a phase: its inputs and how to run it. `pictures` are the sources of a vision pass's patches."""
 
     phase: str
     decision: Decision
@@ -51,8 +51,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRules:
-    """How all rows of logits of a request are changed: biases, and a bit mask of allowed tokens (None: any). `end_ids`
-    are forbidden in the steps that say so."""
+    """How all logits of a request are changed: biases, and a bit mask of allowed tokens (None allows all). `end_ids`
+    are forbidden in rows whose `Edit` says so."""
 
     bias_ids: Array
     biases: Array
@@ -62,7 +62,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
-    """A sequence gets a new request. Penalties, if it has any, count the tokens of its prompt and its output so far."""
+    """A request takes over a sequence. For penalties, the tokens of its prompt and of its output so far are counted."""
 
     sequence: int
     prompt_ids: Array
@@ -72,8 +72,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encode:
-    """A vision pass, before the language passes that read its rows; the same on all ranks. Where ranks encode their own
-    images, `others` are the passes of ranks 1 and up; all run the same way and name the target rows of all."""
+    """A vision pass, run before the language passes that read its rows, on all ranks. If ranks encode their own images,
+    `others` are the passes of ranks 1 and up; all use the same bucket and contain the target rows of all ranks."""
 
     step: int
     vision: Pass
@@ -82,7 +82,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScorePrompt:
-    """Score prompt tokens: `next_ids` follow the pass's rows from `row` on."""
+    """Score prompt tokens. The rows of the pass from `row` on predict `next_ids`."""
 
     row: int
     next_ids: Array
@@ -91,7 +91,7 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolRows:
-    """Sum hidden states after the final norm: vector i adds up the next `lengths[i]` of the prefill's `rows`."""
+    """Sum hidden states after the final norm. Vector i is the sum of the next `lengths[i]` of the prefill's `rows`."""
 
     rows: Array
     lengths: tuple[int, ...]
@@ -99,7 +99,7 @@ class PoolRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PickLogits:
-    """A vector of the logits of some tokens, in one row of the head pass."""
+    """Copy the logits of some tokens from one row of the head pass."""
 
     row: int
     token_ids: tuple[int, ...]
@@ -107,8 +107,8 @@ class PickLogits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Language passes in order, and what to copy out: tokens of the first `num_sampled` rows of the head, prompt
-    scores, sums of hidden states, single logits."""
+    """Language passes in sequence, and what to copy out: tokens of the first `num_sampled` rows of the head, prompt
+    scores, sums of hidden states, picked logits."""
 
     step: int
     passes: tuple[Pass, ...]
@@ -120,7 +120,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A row of logits is changed by the rules its sequence began with."""
+    """Change a row of logits by the rules that its sequence began with."""
 
     row: int
     sequence: int
@@ -129,7 +129,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """What grammars allow in the rows from `row` on: bit t % 32 of word t // 32 for each token t."""
+    """Tokens that grammars allow in the rows from `row` on: bit t % 32 of word t // 32 for each token t."""
 
     row: int
     words: NDArray[np.int32]
@@ -137,7 +137,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ScoreToken:
-    """Score a sequence's newest token, sampled from this row of logits."""
+    """Score the newest token of a sequence, which was sampled from this row of logits."""
 
     row: int
     sequence: int
@@ -157,7 +157,7 @@ class SampleTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Capture a vision graph of one image layout, in an idle moment."""
+    """Capture a vision graph of one image layout."""
 
     layout: ExactLayout
 
@@ -171,8 +171,8 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Compare the times of eager runs and replays of vision passes, in so many rounds (0: as many as needed), and time
-    replays of the passes that steps consist of."""
+    """Compare the times of eager runs and replays of vision passes, and time replays of the passes that make up a step.
+    `num_rounds=0` takes as many rounds as needed."""
 
     num_rounds: int = 0
     times_vision: bool = True
@@ -181,7 +181,7 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Compile what runs outside graphs."""
+    """Compile the kernels that run outside graphs."""
 
 
 Orders = Begin | Encode | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp

@@ -1,7 +1,7 @@
 """Packs images and frames into vision passes so that all passes together take the least time. Pure.
 
-Padding to a bucket wastes time, and so do passes too small to fill the device; the caller gives the measured cost of a
-pass. Where each rank holds the whole tower, ranks run passes together in one bucket, so the largest share counts.
+Padding to a bucket wastes time, and so do passes too small to fill the device; the caller supplies the measured cost of
+a pass. If each rank holds the whole tower, ranks run each pass together in one bucket, so the largest share counts.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 Cost = Callable[[int], float]
 
-MAX_COMPARED = 64  # items compared at once for the best cut; more are packed in batches
+MAX_COMPARED = 64  # parts that the best cut is searched for at once; more are packed in batches
 PASS_UNITS = 96  # fixed cost of a pass, in rows: about 0.9 ms on an H200, at 0.01 ms per row
 
 
@@ -22,7 +22,7 @@ def default_cost(rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Frames `first` to `first + count` of an item, `units` rows each. Never divided further."""
+    """Frames `first` to `first + count` of an item, each of `units` rows. It is not divided further."""
 
     item: int
     first: int
@@ -34,12 +34,12 @@ class MediaPart:
         return self.count * self.units
 
 
-Shares = list[list[MediaPart]]  # each rank's parts in a joint pass; some may have none
+Shares = list[list[MediaPart]]  # each rank's parts of a joint pass; may be empty
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Buckets of the vision phase: rows, and frames (including one for padding)."""
+    """Buckets of the vision phase: rows, and frames (one of them for padding)."""
 
     rows: tuple[int, ...]
     frames: tuple[int, ...]
@@ -56,7 +56,7 @@ class Bins:
         return self.rows_for_all([(rows, frames)])
 
     def rows_for_all(self, passes: Sequence[tuple[int, int]]) -> int | None:
-        """Rows of the bucket that holds each of these passes, given as (rows, frames); None if none does."""
+        """Rows of the smallest bucket that holds each of these passes, given as (rows, frames); None if none does."""
         for i in range(bisect_left(self.rows, max(rows for rows, _ in passes)), len(self.rows)):
             if all(frames + (self.rows[i] > rows) <= self.frames[i] for rows, frames in passes):
                 return self.rows[i]
@@ -64,16 +64,15 @@ class Bins:
 
 
 def split(item: int, num_frames: int, units: int, bins: Bins, num_ranks: int = 1) -> list[MediaPart]:
-    """An item as parts that fit a pass. Frames do not attend to each other, so a long video takes several passes or
-    ranks. A frame that no bucket holds stays a part of its own."""
+    """Divides an item into parts that fit a pass. Frames do not attend to each other, so a long video can take several
+    passes or ranks. A frame that no bucket holds becomes a part by itself."""
     most = max(1, min(bins.most_frames, bins.largest // max(units, 1), -(-num_frames // num_ranks)))
     return [MediaPart(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
 
 
 def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> list[list[MediaPart]]:
-    """Passes that hold all parts, each in a bucket, at the lowest cost found. Optimal for passes of neighbours in order
-    of size; two or more are also compared to filling each as far as subsets of the parts allow. A part that no bucket
-    holds is a pass of its own."""
+    """Packs all parts into passes at the lowest cost found. Tries two ways: the best cut of the parts sorted by size,
+    and filling one pass after another as far as possible. A part that no bucket holds gets a pass by itself."""
     if len(parts) == 1:
         return [list(parts)]
     fitting = [part for part in parts if bins.rows_for(part.rows, part.count) is not None]
@@ -90,13 +89,13 @@ def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> l
 
 
 def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
-    """Rows of all buckets together; a pass that no bucket holds is not padded."""
+    """Rows of all passes, padding included. A pass that no bucket holds is not padded."""
     return sum(_bucket(parts, bins) or sum(part.rows for part in parts) for parts in passes)
 
 
 def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost = default_cost) -> list[Shares]:
-    """Passes that hold all parts: one pass, or as many as the fullest rank needs if that costs less. A part that no
-    bucket holds gets a pass of its own."""
+    """Shares all parts out among ranks: in one pass, or in as many as the fullest rank needs if that costs less. A part
+    that no bucket holds gets a pass by itself."""
     fitting, alone = list[MediaPart](), list[Shares]()
     for part in parts:
         if bins.rows_for(part.rows, part.count) is None:
@@ -116,7 +115,7 @@ def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost
 
 
 def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
-    """Largest part first, each to the rank with the fewest rows: the largest share is at most a third too large."""
+    """Largest part first, each to the rank with the fewest rows. The largest share is at most 4/3 of the optimum."""
     shares: Shares = [[] for _ in range(num_ranks)]
     rows = [0] * num_ranks
     for part in sorted(parts, key=lambda part: -part.rows):
@@ -127,7 +126,7 @@ def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
 
 
 def in_step(passes: Sequence[Sequence[list[MediaPart]]]) -> list[Shares]:
-    """Each rank's passes aligned by size, largest first; ranks with fewer get empty ones."""
+    """Aligns the ranks' passes by size, largest first. Ranks with fewer passes get empty ones."""
     ordered = [sorted(one, key=lambda parts: -_size(parts)[0]) for one in passes]
     return [list(shares) for shares in zip_longest(*ordered, fillvalue=[])]
 
@@ -137,7 +136,7 @@ def bucket_of(shares: Shares, bins: Bins) -> int | None:
 
 
 def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
-    """The cheapest cut of a sequence into passes: best[i] is the cost of the first i parts."""
+    """The cheapest cut of a sequence into passes. best[i] is the cost of the first i parts."""
     best, cuts = [0.0], [0]
     for end in range(1, len(parts) + 1):
         options = []
@@ -159,7 +158,7 @@ def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list
 
 
 def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
-    """Fill one pass after another as close to the largest bucket as any subset of the remaining parts gets."""
+    """Fills one pass after another as close to the largest bucket as any subset of the remaining parts comes."""
     left, passes = list(parts), []
     while left:
         chosen = _fullest(left, bins)
@@ -170,7 +169,7 @@ def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
 
 
 def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
-    """The subset with most rows that fits one pass. Reachable sums are bits of a number; too many frames drop parts."""
+    """The fullest subset that fits one pass. Reachable sums are bits of a number; excess frames are left for later."""
     reachable = [1]
     mask = (1 << (bins.largest + 1)) - 1
     for part in parts:
@@ -187,7 +186,7 @@ def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
 
 
 def _joined(passes: list[list[MediaPart]], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
-    """Joins passes across batches where that is cheaper."""
+    """Joins neighbouring passes if that is cheaper."""
     found: list[list[MediaPart]] = []
     for parts in passes:
         if found:

@@ -1,4 +1,4 @@
-"""The newest passes of an engine with their times, and counts for requests that want them. Of bounded size."""
+"""The newest passes of an engine with their times, and pass counts for requests that ask for them. Bounded."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
 
 MAX_RECORDS = 512
 _ROWS = {"vision": "targets", "prefill": "ids", "decode": "ids", "head": "rows", "sample": "sequences"}
-_Way = tuple[str, GraphKey | None, str]  # phase, graph, and why there is none
-_Counts = dict[_Way, list[int]]  # passes, rows, padded rows
+_PassKind = tuple[str, GraphKey | None, str]  # phase, graph, and the reason if there is none
+_Counts = dict[_PassKind, list[int]]  # passes, rows, padded rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Shape:
     padded: int
 
     @property
-    def way(self) -> _Way:
+    def kind(self) -> _PassKind:
         decision = self.decision
         reason = "" if decision.key else decision.reason + (f" ({decision.detail})" if decision.detail else "")
         return self.phase, decision.key, reason
@@ -48,7 +48,7 @@ class PassEntry:
 
 
 class PassLog:
-    """Passes run in order, so that one starts when it is launched or when the one before it has ended."""
+    """Passes run in sequence, so one starts when it is launched or when the previous one has ended."""
 
     def __init__(self, catalogues: Mapping[str, Catalogue], clock: Callable[[], float]) -> None:
         self._rows = {name: catalogue.shape.rows for name, catalogue in catalogues.items()}
@@ -59,11 +59,11 @@ class PassLog:
         self._counted: dict[str, _Counts] = {}
 
     def count_for(self, request_id: str) -> None:
-        """From now on, until `taken`, passes of this request are counted."""
+        """Counts the passes of this request until `take_counts`."""
         self._counted[request_id] = {}
 
-    def taken(self, request_id: str) -> tuple[PassCount, ...] | None:
-        """The counts of a request that has ended; None if it wanted none."""
+    def take_counts(self, request_id: str) -> tuple[PassCount, ...] | None:
+        """Returns and forgets the counts of a request that has ended; None if it did not ask for them."""
         counts = self._counted.pop(request_id, None)
         if counts is None:
             return None
@@ -72,7 +72,7 @@ class PassLog:
     def add(
         self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float, lap: Lap | None = None
     ) -> PassEntry:
-        """Passes that were launched together. With a lap, that knows how long they take; else `end` is called."""
+        """Adds passes that were launched together. Without a lap to time them, `end` must be called."""
         self._number += 1
         entry = PassEntry(self._number, stream, start, len(requests), [], lap=lap)
         self._note(entry, passes, requests)
@@ -80,28 +80,28 @@ class PassLog:
         return entry
 
     def follow(self, entry: PassEntry, one: Pass, requests: Iterable[str]) -> None:
-        """A pass that runs right behind the others of an entry."""
+        """Adds a pass that runs right after those of an entry."""
         self._note(entry, [one], requests)
 
     def end(self, entry: PassEntry) -> None:
-        """The passes of an entry are seen to have ended. Only the first call counts."""
+        """Notes that the passes of an entry have ended. Only the first call counts."""
         if entry.end is None:
             entry.start = max(entry.start, self._language_end)
             entry.end = self._language_end = self._clock()
 
     def records(self, since: int) -> list[PassRecord]:
-        """Passes with a greater number that have ended, in order; those behind one that runs come later."""
+        """Returns ended passes numbered above `since`, in order, up to the first one that still runs."""
         found, free_at = [], 0.0
         for entry in self._entries:
             seconds = entry.seconds
             if seconds is None:
                 break
-            start = max(entry.start, free_at)  # launched while the one before it ran, as on a GPU
+            start = max(entry.start, free_at)  # on a GPU it may be launched while the previous one runs
             if entry.end is not None:
                 seconds = max(entry.end - start, 0.0)
             free_at = start + seconds
             if entry.number > since:
-                shapes = tuple(_told(shape) for shape in entry.shapes)
+                shapes = tuple(_pass_shape(shape) for shape in entry.shapes)
                 found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))
         return found
 
@@ -114,7 +114,7 @@ class PassLog:
             counts = self._counted.get(request_id)
             if counts is not None:
                 for shape in shapes:
-                    sums = counts.setdefault(shape.way, [0, 0, 0])
+                    sums = counts.setdefault(shape.kind, [0, 0, 0])
                     sums[:] = sums[0] + 1, sums[1] + shape.rows, sums[2] + shape.padded
 
     def _shape(self, one: Pass) -> _Shape:
@@ -124,6 +124,6 @@ class PassLog:
         return _Shape(one.phase, one.decision, rows, num_padded)
 
 
-def _told(shape: _Shape) -> PassShape:
-    phase, key, reason = shape.way
+def _pass_shape(shape: _Shape) -> PassShape:
+    phase, key, reason = shape.kind
     return PassShape(phase, str(key or ""), reason, shape.rows, shape.padded)

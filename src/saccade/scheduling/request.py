@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens, media rows, progress, blocks and end. And queues of requests."""
+"""A request as the scheduler sees it (tokens, media rows, progress, blocks, finish), and queues of requests."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -13,8 +13,8 @@ from saccade.cache.prefix import Span
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason
 
-MOST_OUTPUTS = 2**40  # more than any request has
-USUAL_OUTPUTS = 256  # what an answer is taken to cost where it may be longer
+MAX_OUTPUTS = 2**40  # more than any request can have
+USUAL_OUTPUTS = 256  # assumed length of an answer that may be longer
 
 
 class Status(Enum):
@@ -26,25 +26,25 @@ class Status(Enum):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
-    """What was asked for (first part), and progress (second part; only the scheduler writes it). Rows are positions of
-    the sequence prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens + num_pending. Rows below
-    `num_computed` are in the KV cache; those up to `num_planned` will be when the plans in flight are done.
-    `num_pending` counts the still unknown tokens that plans in flight sample. A request that is not running owns no
-    blocks and holds no encoder entries."""
+    """First what was asked for, then progress, which only the scheduler and `Resources` write. Rows are positions in
+    prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens + num_pending. Rows below `num_computed`
+    are in the KV cache; rows below `num_planned` will be when the plans in flight are done. `num_pending` counts tokens
+    that plans in flight sample, unknown until they commit. A request that is not running owns no blocks and holds no
+    encoder entries."""
 
     id: str
     prompt_ids: tuple[int, ...] = field(repr=False)
     params: SamplingParams
-    spans: tuple[Span, ...] = field(default=(), repr=False)  # in order; a media_idx has all its rows in its spans
+    spans: tuple[Span, ...] = field(default=(), repr=False)  # in order; the spans of a media_idx cover all its rows
     eos_token_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
-    priority: int = 0  # lower first, then in fair turns of tenants, then arrival
-    tenant: str = ""  # who shares the engine fairly with others
-    weight: float = 1.0  # the tenant's
+    priority: int = 0  # lower runs first
+    tenant: str = ""  # tenants take fair turns
+    weight: float = 1.0  # of its tenant
     deadline: float | None = None
     cache_salt: str | None = None
     output_shift: int = 0  # offset of output positions from those of the same tokens in a prompt
-    parent: "Request | None" = field(default=None, repr=False)  # same prompt, another output
+    parent: "Request | None" = field(default=None, repr=False)  # of a fork: same prompt, another output
 
     status: Status = field(default=Status.WAITING, init=False)
     finish: Finish | None = field(default=None, init=False)
@@ -53,15 +53,15 @@ class Request:
     num_computed: int = field(default=0, init=False)
     num_planned: int = field(default=0, init=False)
     num_pending: int = field(default=0, init=False)
-    first_scored_row: int = field(init=False)  # a row's logits are for the token after it
-    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were sent, or are not wanted
+    first_scored_row: int = field(init=False)  # a row's logits score the token after it
+    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were sent or are not wanted
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
     num_preemptions: int = field(default=0, init=False)
     blocks: tuple[int, ...] = field(default=(), init=False, repr=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)  # by media_idx
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
-    fair_start: float = field(default=0.0, init=False)  # on the clock of fair turns
+    fair_start: float = field(default=0.0, init=False)  # see `FairClock`
     order: tuple[int, float, float, int] = field(default=(0, 0.0, 0.0, 0), init=False)
     media_rows: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # by media_idx
     media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # by media_idx
@@ -93,7 +93,7 @@ class Request:
         if not self.output_shift:
             return self.spans
         shift = self.output_shift.to_bytes(8, "little", signed=True)
-        return *self.spans, Span(len(self.prompt_ids), MOST_OUTPUTS, digest=b"", layout=shift)
+        return *self.spans, Span(len(self.prompt_ids), MAX_OUTPUTS, digest=b"", layout=shift)
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +112,7 @@ class Request:
 
     @property
     def num_unencoded_rows(self) -> int:
-        """Rows of media that are still to be encoded, or to be found in the cache."""
+        """Rows of media that must still be encoded or found in the cache."""
         return sum(
             rows
             for idx, rows in self.media_rows.items()
@@ -121,13 +121,13 @@ class Request:
 
     @property
     def fair_cost(self) -> float:
-        """What it is taken to cost its tenant, in tokens. Forks share the prompt."""
+        """Estimated cost in tokens, divided by the tenant's weight. Forks share the prompt."""
         num_prompt = 1 if self.parent is not None else len(self.prompt_ids)
         return (num_prompt + min(self.max_outputs, USUAL_OUTPUTS)) / self.weight
 
     @property
     def is_decoding(self) -> bool:
-        """Only the newest output, known or not, remains to be computed."""
+        """Whether only the newest output, known or pending, remains to be computed."""
         return self.num_left == 1 and len(self.output_ids) + self.num_pending > 0
 
     @property
@@ -136,13 +136,13 @@ class Request:
 
     @property
     def num_reusable(self) -> int:
-        """Known tokens that may come from the prefix cache: their rows are not needed. The last one's always is."""
+        """How many known tokens may come from the prefix cache. The last one never does: its row is always needed."""
         if self.params.pooling == "mean":
             return 0
         return self.num_scored if self.has_unscored_rows else self.num_tokens - 1
 
     def num_summed(self, start: int, end: int) -> int:
-        """How many of these rows, at their end, make up its vector: all for a mean, or the prompt's last."""
+        """How many of these rows, from the end, are summed into its vector: all for a mean, else the prompt's last."""
         if self.params.pooling == "mean":
             return end - start
         return int(self.params.pooling == "last" and end == len(self.prompt_ids))
@@ -151,11 +151,11 @@ class Request:
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])
 
-    def stop_met(self) -> Finish | None:
-        """The finish, if the newest output is the last."""
+    def check_stop(self) -> Finish | None:
+        """Returns the finish if the newest output is the last."""
         params, token = self.params, self.output_ids[-1]
         if params.grammar is not None and token in self.eos_token_ids:
-            return Finish(FinishReason.STOP)  # the grammar allowed it, so it was wanted or nothing else was left
+            return Finish(FinishReason.STOP)  # the grammar allowed it: it was chosen, or nothing else was possible
         if len(self.output_ids) >= params.min_tokens:
             if token in self.eos_token_ids and not params.ignore_eos:
                 return Finish(FinishReason.STOP)
@@ -166,7 +166,7 @@ class Request:
         return None
 
     def reset(self) -> None:
-        """Back to waiting with nothing computed; outputs stay."""
+        """Goes back to waiting with nothing computed. Outputs are kept."""
         self.status = Status.PREEMPTED
         self.num_preemptions += 1
         self.num_computed = self.num_planned = self.num_pending = 0
@@ -180,7 +180,7 @@ class Request:
 
 
 class RequestQueue:
-    """Requests sorted by a unique key that must not change while they are queued. Any of them can leave."""
+    """Requests sorted by a unique key that must not change while they are queued. Any of them can be removed."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
         self.num_prompt_tokens = self.num_media_rows = 0
@@ -191,7 +191,7 @@ class RequestQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order. The request yielded last may leave before the next is asked for."""
+        """In order. The request yielded last may be removed during iteration."""
         index = 0
         while index < len(self._requests):
             request = self._requests[index]

@@ -1,4 +1,4 @@
-"""Admission checks: refuse what the model cannot do, what could never run, and what is too much right now."""
+"""Admission checks: refuse requests that the model cannot serve, that could never run, or that are too much for now."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def needs_head(params: SamplingParams) -> bool:
 
 def check_head(params: SamplingParams, *, has_head: bool) -> None:
     if needs_head(params) and not has_head:
-        message = "this checkpoint has no head to write or rank with; it makes embeddings only (/v1/embeddings)"
+        message = "this checkpoint has no output head, so it makes embeddings only (/v1/embeddings)"
         raise RequestError(message, code="unsupported")
 
 
@@ -32,8 +32,8 @@ def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_to
         raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
     named = {name: getattr(params, name) for name in ("logit_bias", "allowed_token_ids", "pooled_token_ids")}
     for name, tokens in named.items():
-        if tokens and (most := max(tokens)) >= vocab_size:
-            raise RequestError(f"{name} names token {most}; the vocabulary has {vocab_size}", param=name)
+        if tokens and (largest := max(tokens)) >= vocab_size:
+            raise RequestError(f"{name} names token {largest}; the vocabulary has {vocab_size}", param=name)
     ends = {*eos_token_ids, *params.stop_token_ids}
     if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
         message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"
@@ -41,7 +41,7 @@ def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_to
 
 
 def check_frames(prompt: Prompt, vision: Catalogue) -> None:
-    """With `--graphs-strict`, a frame that no graph holds would fail its request later; refuse it before it waits."""
+    """With `--graphs-strict` a frame that no graph holds would fail its request later, so it is refused right away."""
     if vision.settings.strict:
         limit = vision.shape.limits["units"]
         longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
@@ -51,15 +51,15 @@ def check_frames(prompt: Prompt, vision: Catalogue) -> None:
 
 
 class PixelAccount:
-    """Bytes of pixels that live requests keep on the host. They stay until a request ends, since it may be preempted
-    and its images evicted. A prompt's pixels count once for all its outputs, and go with the last."""
+    """Bytes of pixels that live requests keep on the host. They stay until the request ends, because it may be
+    preempted and its images evicted. A prompt's pixels count once for all its outputs, until the last one ends."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
+        self._uses: Counter[int] = Counter()  # live outputs of each prompt, by `id`
 
     def check(self, prompt: Prompt, limits: SchedulerSettings) -> None:
-        """Raises if there is no room for a prompt's pixels. Any request fits alone."""
+        """Raises if there is no room for a prompt's pixels. A request alone always has room."""
         needed = sum(media.pixels.nbytes for media in prompt.media)
         if needed and self.nbytes and self.nbytes + needed > limits.max_media_bytes:
             raise CapacityError(
@@ -80,11 +80,11 @@ class PixelAccount:
 
 
 def spans_of(prompt: Prompt, *, is_whole: bool) -> tuple[Span, ...]:
-    """Media spans with what distinguishes them in the prefix cache."""
+    """Media spans with all that tells them apart in the prefix cache."""
     found = []
     for span in prompt.spans:
         positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
-        layout = (positions - positions[:, :1]).tobytes()  # other time steps change keys and values
+        layout = (positions - positions[:, :1]).tobytes()  # a video's time steps change keys and values
         found.append(
             Span(
                 offset=span.offset,
@@ -123,8 +123,8 @@ def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, e
 def check_queue(
     family: Sequence[Request], waiting: RequestQueue, settings: SchedulerSettings, num_startable: int
 ) -> None:
-    """Raises if the queue is full. With an empty queue, whatever fits is accepted. The next step starts `num_startable`
-    waiting requests, so these do not count."""
+    """Raises if the queue is full. An empty queue accepts any request that fits. The next step can start
+    `num_startable` waiting requests, so these do not count."""
     if not len(waiting):
         return
     if len(waiting) + len(family) > settings.max_queued_requests + num_startable:

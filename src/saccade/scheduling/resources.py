@@ -1,4 +1,4 @@
-"""What running requests own: blocks, and holds on encoder entries. The scheduler decides; this does the accounting."""
+"""Resources of running requests: KV blocks and encoder entries. The scheduler decides; this module keeps account."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from saccade.scheduling.request import Request
 
 @dataclass(frozen=True, slots=True)
 class DetachedResources:
-    """What a request owned, kept until no plan in flight uses it."""
+    """Resources that a request no longer owns, kept until no plan in flight uses them."""
 
     blocks: tuple[int, ...]
     entries: tuple[Entry, ...]
@@ -26,15 +26,15 @@ class Resources:
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
-        """Computed blocks that a starting request can share; None unless its known tokens fit with `spare` blocks left
-        for running requests."""
+        """Returns the computed blocks that a starting request can share, or None if its known tokens do not fit with
+        `spare` blocks left for running requests."""
         max_tokens = request.num_reusable
         found: tuple[int, ...] = ()
         if self.prefix is not None:
             self._extend_keys(self.prefix, request)
             found = self.prefix.match(request.keys, max_tokens)
         parent = request.parent
-        if parent is not None and parent.num_computed >= len(parent.prompt_ids):  # it has blocks while it runs
+        if parent is not None and parent.num_computed >= len(parent.prompt_ids):  # while it runs, it owns their blocks
             count = min(max_tokens, len(parent.prompt_ids)) // self.pool.block_size
             found = max(found, parent.blocks[:count], key=len)
         revived = sum(self.pool.is_free(block) for block in found)
@@ -42,19 +42,19 @@ class Resources:
         return found if needed + revived + spare <= self.pool.num_free else None
 
     def start(self, request: Request, shared: tuple[int, ...]) -> None:
-        """Allocate blocks for all known tokens, so that a started prompt never waits for blocks."""
+        """Allocates blocks for all known tokens, so that a started prompt never waits for blocks."""
         self.pool.share(shared)
         request.blocks = shared + self.pool.allocate(self.pool.blocks_for(request.num_tokens) - len(shared))
         request.num_computed = request.num_planned = len(shared) * self.pool.block_size
         request.num_inserted = len(shared)
         if request.num_preemptions:
-            return  # finding its own blocks again is no cache hit
+            return  # finding its own blocks again does not count as a cache hit
         request.num_cached_tokens = request.num_computed
         if self.prefix is not None:
             self.prefix.count(request.num_tokens, len(shared))
 
     def grow(self, request: Request) -> bool:
-        """Make sure the next row has a slot; False if no block is left."""
+        """Makes sure that the next row has a slot. Returns False if no block is left."""
         if request.num_planned < len(request.blocks) * self.pool.block_size:
             return True
         if self.pool.num_free == 0:
@@ -63,7 +63,7 @@ class Resources:
         return True
 
     def advance(self, request: Request) -> None:
-        """After `num_computed` grew: full blocks can be shared, and media rows before it are not read again."""
+        """After `num_computed` has grown: shares blocks that are full, and releases media that is not read again."""
         for media_idx in [i for i in request.entries if request.media_ends[i] <= request.num_computed]:
             self.encoder.release(request.entries.pop(media_idx))
         if self.prefix is None:

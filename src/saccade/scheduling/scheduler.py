@@ -1,21 +1,21 @@
-"""The scheduler: which images to encode, and which prompt chunks and outputs to compute in the next step.
+"""The scheduler decides what the next step computes: which images to encode, which prompt chunks and which outputs.
 
-The policy, under one token budget:
-1. A row for every output that can be computed, in order (priority, then fair turns of tenants, then arrival). If blocks
-   run out, the last in order is preempted: it frees its blocks and is recomputed later. A lone request is never
-   preempted.
-2. Chunks of the prompts that have begun, in order. Beside outputs, a pace may leave them fewer rows than the budget.
-   While the first takes several steps, much shorter ones of its priority may take up to half of each.
-3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
-   it begins, so only outputs can run out of blocks.
+The policy, under one token budget per step. "In order" is by priority, then in fair turns of tenants, then by arrival.
+1. Outputs come first: one row for every request that is decoding, in order. If blocks run out, the last request in
+   order is preempted: it frees its blocks and is recomputed later. A request that runs alone is never preempted.
+2. Prompts that have started come next, in order, in chunks. If the step also has outputs, the pace may limit prompts to
+   fewer rows than the budget leaves (`pace.py`). While the first prompt takes several steps, much shorter ones of its
+   priority may take up to half of each (`backlog.py`).
+3. New requests start last, strictly in order, and only if no running request was skipped. A prompt gets all its blocks
+   when it starts, so only outputs can run out of blocks.
 
 Why it never stalls: the first running request can take the blocks of all others, and outputs leave at least one token
-of the budget to prompts. What must be computed in one piece waits for outputs to end, and nothing new starts meanwhile.
-A request holds images only while it is inside one, and inside one it can always continue. If nothing runs, the first in
-order fits or ends with an error.
+of the budget to prompts. Rows that must be computed in one piece wait until enough outputs have ended, and nothing new
+starts meanwhile. A request holds an image only while it computes the image's rows, and then it can always continue. If
+nothing runs, the first request in order either fits or ends with an error.
 
-Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is released when it is
-committed; rows of a request that ended meanwhile are ignored.
+Two plans can be in flight: plan k + 1 is made while step k runs. Resources that a plan in flight uses are released when
+it is committed. Rows of a request that has ended by then are ignored.
 """
 
 from collections import Counter, deque
@@ -27,7 +27,7 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache
 from saccade.errors import RequestError
-from saccade.scheduling.backlog import backlog_of, most_rows_beside
+from saccade.scheduling.backlog import backlog_of, short_prompt_limit
 from saccade.scheduling.fair_clock import FairClock
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, RequestQueue, Status
@@ -41,7 +41,7 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 class Scheduler:
     """Pure bookkeeping. `plan` and `commit` alternate, with at most two uncommitted plans. Invariant: a live request is
-    either waiting or running; what it owns is in `Resources`."""
+    either waiting or running; `Resources` tracks what it owns."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Scheduler:
         self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
         self.live: dict[str, Request] = {}  # unfinished requests by id
-        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id they were forked from
+        self._families: dict[str, dict[str, Request]] = {}  # a request and its forks, as far as they live, by its id
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
         self._fair_clock = FairClock()
-        self.pace: Pace | None = None  # known once passes were timed
+        self.pace: Pace | None = None  # set once passes have been timed
         self._flights: deque[Draft] = deque()
         self._arrivals = count()
         self._steps = count()
@@ -74,7 +74,7 @@ class Scheduler:
         return self.settings.max_num_seqs - len(self._running)
 
     def add(self, request: Request) -> tuple[str, ...]:
-        """Queue a request and, for n > 1, its forks: all or none. Returns their ids."""
+        """Queues a request and, for n > 1, its forks: all or none. Returns their ids."""
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self.live.keys():
@@ -96,18 +96,18 @@ class Scheduler:
         return tuple(family)
 
     def abort(self, request_id: str) -> tuple[Update, ...]:
-        """End a request with all its forks, or one fork. Gives no updates for those that already ended."""
+        """Ends a request with all its forks, or a single fork. Requests that have already ended give no updates."""
         one = {request_id: self.live[request_id]} if request_id in self.live else {}
         members = tuple((self._families.get(request_id) or one).values())
         return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
 
     def stop(self, request_id: str, detail: str | None) -> tuple[Update, ...]:
-        """End one request because its text met a stop string or (None) its grammar ended: tokens cannot show that."""
+        """Ends one request. `detail` is the stop string found in its text, or None if its grammar is complete."""
         request = self.live.get(request_id)
         return () if request is None else (self._end(request, Finish(FinishReason.STOP, detail)),)
 
     def plan(self, now: float) -> StepPlan:
-        """Decide the next step. An empty plan needs no commit."""
+        """Decides the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
         settings = self.settings
         draft = Draft(
@@ -135,7 +135,7 @@ class Scheduler:
         return draft.plan()
 
     def commit(self, plan: StepPlan, results: Results) -> tuple[Update, ...]:
-        """Take in a plan's results: one token per chunk that wanted logits, or an error for any chunk."""
+        """Applies a plan's results: one token per chunk that wants logits, or an error for any chunk."""
         if not plan.chunks:
             return ()
         flight = self._flights.popleft()
@@ -151,7 +151,7 @@ class Scheduler:
         return tuple(updates)
 
     def forget_cached(self) -> bool:
-        """Empty the prefix and encoder caches. Returns False without doing anything while requests run or wait."""
+        """Empties the prefix and encoder caches. Does nothing and returns False while requests run or wait."""
         if not self.is_idle:
             return False
         self.resources.encoder.clear()
@@ -174,7 +174,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert the invariants of the scheduler and of everything it accounts for."""
+        """Asserts the invariants of the scheduler and of everything it accounts for."""
         waiting, running = set(self._waiting), set(self._running)
         assert not waiting & running, f"{waiting & running} wait and run"
         assert waiting | running == set(self.live.values()), "a live request is in no queue, or an ended one is in one"
@@ -200,39 +200,39 @@ class Scheduler:
                 self._plan_rows(request, request.num_planned + has_slot, draft)
 
     def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
-        """In order. But while short prompts wait for a long one, half of the step is kept for that one, and the short
-        ones come first; it also gets what they leave."""
-        most = most_rows_beside(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
-        num_kept = draft.rows_in_half(prefilling[0]) if most else 0
-        if not num_kept:
+        """Plans prompts in order, with one exception: while short prompts wait for a long one, half of the step is set
+        aside for the long one and the short ones are planned first. The long one also gets the rows they leave."""
+        limit = short_prompt_limit(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
+        num_reserved = draft.rows_in_half(prefilling[0]) if limit else 0
+        if not num_reserved:
             self._plan_in_order(prefilling, draft)
             return
         long, *others = prefilling
-        draft.take(num_kept)
-        short = [other for other in others if other.num_left <= most and other.priority == long.priority]
+        draft.take(num_reserved)
+        short = [other for other in others if other.num_left <= limit and other.priority == long.priority]
         self._plan_in_order(short, draft, last_priority=long.priority)
-        draft.take(-num_kept)
+        draft.take(-num_reserved)
         self._plan_rows(long, draft.reach(long, long.num_planned), draft)
 
     def _plan_in_order(self, prefilling: Sequence[Request], draft: Draft, last_priority: float = inf) -> None:
         for request in prefilling:
             self._plan_rows(request, draft.reach(request, request.num_planned), draft)
-        if not draft.is_short:
+        if not draft.has_skipped:
             self._admit(draft, last_priority)
 
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
             draft.add_rows(request, end)
         else:
-            draft.is_short = True
+            draft.has_skipped = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
-        """Earlier requests already have their rows; later ones can be preempted for this one."""
+        """Makes room for the next row. Later requests can be preempted; earlier ones already have their rows."""
         while not self.resources.grow(request):
             if any(flight.held for flight in self._flights):
                 return False  # the next commit frees blocks
             if len(self._running) == 1:
-                if not self._is_in_flight(request):  # else its pending token may be the last
+                if not self._is_in_flight(request):  # else its pending token may turn out to be the last
                     draft.updates.append(self._end(request, self._no_room(request)))
                 return False
             victim = self._running.last
@@ -250,7 +250,7 @@ class Scheduler:
                 return
 
     def _is_ready(self, request: Request) -> bool:
-        """A fork waits until its parent's prompt is computed, a preempted request until its rows are out of flight."""
+        """A fork waits until its parent's prompt is computed, a preempted request until no row of it is in flight."""
         parent = request.parent
         is_forked = parent is None or parent.status is Status.FINISHED or len(parent.output_ids) > 0
         return is_forked and not self._is_in_flight(request)
@@ -294,7 +294,7 @@ class Scheduler:
             return [self._end(request, Finish(FinishReason.ERROR, result.message))]
         if chunk.wants_all_logits:
             request.num_scored = max(request.num_scored, min(chunk.end, len(request.prompt_ids)))
-        if request.status is Status.RUNNING:  # else preempted since: the token counts, the rows are lost
+        if request.status is Status.RUNNING:  # else preempted since: its token counts, its rows are lost
             request.num_computed = chunk.end
             request.num_pending -= chunk.wants_logits
             self.resources.advance(request)
@@ -303,13 +303,13 @@ class Scheduler:
             return [self._end(request, Finish(FinishReason.LENGTH))] if is_done else []
         assert isinstance(result, list | tuple) and len(result) == 1, f"{request.id} wants a token, got {result}"
         request.output_ids.append(result[0])
-        finish = request.stop_met()
+        finish = request.check_stop()
         if finish is not None:
             self._end(request, finish)
         return [Update(request.id, (result[0],), finish=finish)]
 
     def _drop_failed_media(self, flight: Draft, results: Results) -> None:
-        """Rows encoded for a failed request may be wrong, so their other readers start again."""
+        """Rows encoded for a failed request may be wrong, so other requests that read them start again."""
         failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
         failed_ids = {request.id for request in failed}
         flights = (flight, *self._flights)
@@ -326,7 +326,7 @@ class Scheduler:
                     self._preempt(request)
 
     def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
-        """Holders of an entry, and requests whose chunks in flight read it: once preempted they do not hold it."""
+        """Requests that hold an entry, and those whose chunks in flight read it: a preempted one no longer holds it."""
         holders = [request for request in self._running if entry in request.entries.values()]
         return list(dict.fromkeys(sum((flight.readers(entry) for flight in flights), start=holders)))
 
@@ -348,7 +348,7 @@ class Scheduler:
         return Update(request.id, (), finish=finish)
 
     def _give_back(self, request: Request) -> None:
-        """Now, or when the last plan in flight with the request's rows is committed."""
+        """Releases a request's resources now, or when the last plan in flight with its rows is committed."""
         held = self.resources.detach(request)
         users = [flight for flight in self._flights if request in flight.chunks]
         if users:
@@ -360,6 +360,5 @@ class Scheduler:
         return any(request in flight.chunks for flight in self._flights)
 
     def _no_room(self, request: Request) -> Finish:
-        slots = self.resources.pool.num_tokens
-        met = f"{request.num_tokens} tokens and the next; the KV cache has room for {slots} (--gpu-memory-utilization)"
-        return Finish(FinishReason.ERROR, f"the request needs room for {met}")
+        limit = f"the KV cache has room for {self.resources.pool.num_tokens} (--gpu-memory-utilization)"
+        return Finish(FinishReason.ERROR, f"the request needs room for {request.num_tokens} tokens; {limit}")

@@ -1,4 +1,4 @@
-"""One step and its results as data that refers to no live request; and the draft a plan is made from."""
+"""A step and its results as plain data that refers to no live request, and the draft that a plan is made from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +35,11 @@ class MediaRows:
     pages: tuple[int, ...]
 
 
-class Chunk(msgspec.Struct, frozen=True):  # one for each row of a decode step: a dataclass takes ten times as long
+class Chunk(msgspec.Struct, frozen=True):  # one per row of a decode step: a dataclass takes ten times as long
     """Rows `start` to `start + count` of a request; their keys and values go to `blocks` (the whole table).
     `wants_logits`: a token is sampled from the last row. `wants_all_logits`: the prompt rows are scored.
-    `num_summed`: so many rows at the end are summed to a vector. `picks_logits`: the last row gives single logits.
-    `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made."""
+    `num_summed`: how many rows at the end are summed to a vector. `picks_logits`: logits of some tokens are copied from
+    the last row. `is_pending_input`: the only input token is sampled by the previous plan and not known yet."""
 
     request_id: str
     start: int
@@ -60,7 +60,7 @@ class Chunk(msgspec.Struct, frozen=True):  # one for each row of a decode step: 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: encode, then run all chunks in one batch. Plans run and commit in order of `step`; one without chunks
-    does neither. `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone)."""
+    does neither. `preempted` requests lost their blocks. `updates` end requests: past deadline, or too large to fit."""
 
     step: int
     encode: tuple[EncodeItem, ...] = ()
@@ -81,7 +81,7 @@ Results = Mapping[str, Sequence[int] | RowError]
 
 @dataclass(slots=True)
 class Draft:
-    """A plan in the making, and until commit the requests it refers to: an id may have a new owner by then."""
+    """A plan in the making. It keeps the requests until the commit, because an id may belong to another one by then."""
 
     step: int
     encoder: EncoderIndex
@@ -92,9 +92,9 @@ class Draft:
     encode: dict[Entry, EncodeItem] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
-    is_short: bool = False  # a running request got no row
-    paced: PacedStep | None = None  # if outputs wait for it
-    void: set[Request] = field(default_factory=set)  # their rows were computed from wrong rows
+    has_skipped: bool = False  # a running request got no row
+    paced: PacedStep | None = None  # set if the step has outputs and a pace
+    void: set[Request] = field(default_factory=set)  # requests whose rows were computed from wrong media rows
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
 
     @property
@@ -102,8 +102,8 @@ class Draft:
         return self.tokens_left if self.paced is None else min(self.tokens_left, self.paced.prompt_rows_left)
 
     def reach(self, request: Request, start: int, share: float = 1.0) -> int:
-        """Where a chunk from `start` ends: at a limit, which is a share of the rows that are left, or before media rows
-        unavailable in this step."""
+        """Returns the end of a chunk from `start`, and holds the media it reads. The chunk ends at `share` of the rows
+        left, or before media rows that are not available in this step."""
         left = int(share * self.prompt_rows_left)
         if not left:
             return start
@@ -115,19 +115,19 @@ class Draft:
             if span.is_whole and span.end > end:
                 if begin > start or span.end - start > self.tokens_left:
                     return begin
-                end = span.end  # in one piece, even if longer than a chunk
+                end = span.end  # computed in one piece, even if longer than a chunk
             if not self._secure_media(request, span):
                 return begin
-            if not span.is_whole:  # encoding takes time from rows, but for the first that needs it
+            if not span.is_whole:  # encoding leaves less time for rows, but at least one of this image
                 end = max(begin + 1, min(end, start + self.prompt_rows_left))
         return end
 
     def rows_in_half(self, request: Request) -> int:
-        """How many of its rows half of what is left has room for."""
+        """How many of its rows fit into half of what is left of the step."""
         return self.reach(request, request.num_planned, share=0.5) - request.num_planned
 
     def take(self, num_rows: int) -> None:
-        """Takes rows of the step, or gives them back (below 0)."""
+        """Takes rows of the step. A negative `num_rows` gives them back."""
         self.tokens_left -= num_rows
         if self.paced is not None:
             self.paced.add_rows(num_rows)
@@ -174,7 +174,7 @@ class Draft:
         ]
 
     def _secure_media(self, request: Request, span: Span) -> bool:
-        """Hold media rows that exist or that this plan encodes."""
+        """Holds media rows that exist or that this plan encodes."""
         idx = span.media_idx
         if idx in request.entries:
             return True

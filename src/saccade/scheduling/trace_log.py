@@ -1,4 +1,4 @@
-"""Records what an engine does while somebody looks. Bounded: the newest are kept."""
+"""Records requests and load of an engine for a trace. Bounded: the newest records are kept."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Newest(Generic[T]):
-    """A list of at most `limit` items, and how many older ones were dropped."""
+    """The newest items, at most `limit`, and how many older ones were dropped."""
 
     def __init__(self, limit: int) -> None:
         self.items: deque[T] = deque(maxlen=limit)
@@ -29,7 +29,7 @@ class Newest(Generic[T]):
 
 
 class TraceLog:
-    """Records between `begin` and `end`; at other times its notes are lost."""
+    """Records between `begin` and `end`, and nothing at other times."""
 
     def __init__(self, executor: Executor, live: Mapping[str, LiveRequest], clock: Callable[[], float]) -> None:
         self._executor, self._live, self._clock = executor, live, clock
@@ -38,13 +38,13 @@ class TraceLog:
         self._loads: Newest[TracedLoad] = Newest(MAX_LOADS)
 
     def begin(self) -> None:
-        """Begins anew if it records already."""
+        """Starts over if it is recording already."""
         self._begin = self._clock()
         self._ended, self._loads = Newest(MAX_REQUESTS), Newest(MAX_LOADS)
         self._executor.time_passes()
 
     def end(self) -> EngineTrace | None:
-        """What was recorded, with the requests that still run; None if nothing was."""
+        """Returns the records, including requests that still run; None if it was not recording."""
         begin, self._begin = self._begin, None
         passes, num_dropped = self._executor.take_passes()
         if begin is None:

@@ -1,5 +1,5 @@
-"""A process that compiles grammars to see whether that ends: `python -m saccade.scheduling.trial_process SOCKET FILE`,
-where FILE is the inherited descriptor of a vocabulary. See `Trials`."""
+"""A process that compiles grammars to find out whether that ends: `python -m saccade.scheduling.trial_process SOCKET
+FILE`, where FILE is an inherited file descriptor with a vocabulary. See `Trials`."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from saccade.wire.grammar import Grammar, broken
 
 
 class VocabularyFile(msgspec.Struct, frozen=True):
-    """A vocabulary without its merges: only how a grammar forces text would need them, and no trial gets that far."""
+    """A vocabulary without its merges. Only text forced by a grammar would need them, and no trial gets that far."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -36,7 +36,7 @@ def run(file: int) -> int:
     num_words = len(read.tokens) // 32 + 1
 
     def work(words: bytes, data: bytes, desk: Desk) -> bytes:
-        """Compiles, and computes the first mask."""
+        """Compiles a grammar and computes its first mask."""
         trial = msgspec.msgpack.decode(data, type=Trial)
         grammar = Grammar(trial.kind, trial.text, trial.has_whitespace)  # type: ignore[arg-type]
         compiled = compile_grammar(grammar, tokenizer)

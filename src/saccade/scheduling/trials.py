@@ -1,9 +1,9 @@
-"""Grammars are tried in a process that can be killed before the engine compiles them.
+"""Tries grammars in a process that can be killed, before the engine compiles them.
 
-A compiled grammar cannot leave its process, and no limit of llguidance bounds all that happens while it is made: an
+A compiled grammar cannot leave its process, and llguidance's limits do not bound everything that compiling does: an
 intersection of a few short expressions can take minutes and gigabytes, and then abort the process. Compiling is
-deterministic, so what ended within the limits of a trial does so in the engine, too. What follows, a mask for each
-token, is bounded by llguidance's fuel (see `parser_limits`).
+deterministic, so a grammar that compiles within a trial's limits also does so in the engine. Afterwards, llguidance's
+fuel bounds the mask for each token (see `parser_limits`).
 """
 
 import os
@@ -22,7 +22,7 @@ from saccade.wire.grammar import PARAM, Grammar, broken
 MODULE = "saccade.scheduling.trial_process"
 NUM_PROCESSES = 2
 LIMITS = JobLimits(cpu_s=2.0, memory_bytes=256 * 2**20, max_output_bytes=0)  # usual grammars take milliseconds
-SAFE_KINDS = frozenset({"json_object", "choice"})  # nothing in them can be intersected or repeated
+SAFE_KINDS = frozenset({"json_object", "choice"})  # they cannot intersect or repeat anything
 _COMBINES = re.compile(r"[&~]")
 
 
@@ -31,13 +31,13 @@ def needs_trial(grammar: Grammar) -> bool:
 
 
 def may_take_long(grammar: Grammar) -> bool:
-    """Whether it combines expressions. Fuel bounds all others: regular expressions, patterns of schemas."""
+    """Whether a grammar combines expressions. Fuel bounds all others: regular expressions, patterns of schemas."""
     return grammar.kind == "lark" and _COMBINES.search(grammar.text) is not None
 
 
 class Trials:
-    """Grammars that combine expressions leave one of the processes to others, so that usual ones never wait for them.
-    Any thread may use it."""
+    """Any thread may use it. Grammars that combine expressions leave one process free, so that ordinary ones never wait
+    for them."""
 
     def __init__(self, words: Words) -> None:
         self._file = os.memfd_create("saccade-vocabulary", os.MFD_CLOEXEC)
@@ -48,7 +48,7 @@ class Trials:
         self.pool = Pool(MODULE, NUM_PROCESSES, str(self._file), fds=(self._file,))
 
     def check(self, grammar: Grammar, go_on: Callable[[], None], caller: str = "") -> None:
-        """Raises the RequestError that refuses the grammar, or what `go_on` raises."""
+        """Raises a RequestError if the grammar is refused, and whatever `go_on` raises."""
         if not needs_trial(grammar):
             return
         data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.has_whitespace))
@@ -59,8 +59,8 @@ class Trials:
             error.param = PARAM
             raise
         except JobKilledError:
-            most = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
-            raise broken(f"it takes more than {most} to compile; use a simpler one") from None
+            limit = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
+            raise broken(f"it takes more than {limit} to compile; use a simpler one") from None
         except (ProcessLostError, PoolClosedError):
             raise CapacityError("the process that tried the grammar has ended; try again") from None
 

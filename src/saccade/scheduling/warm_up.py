@@ -1,4 +1,4 @@
-"""Requests of every kind before the first real one."""
+"""Runs requests of every kind before the first real one."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ WARM_UP_STEPS = 1000
 
 
 def warm_up(engine: Engine) -> None:
-    """Everything outside graphs is compiled, loaded and allocated afterwards."""
+    """Compiles, loads and allocates everything that runs outside graphs."""
     engine.executor.execute(WarmUp())
     longest = engine.scheduler.settings.max_model_len
     prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))

@@ -1,10 +1,10 @@
-"""The way of one image request through the engine: `python -m tests.engine.way_of_a_request [--list]`.
+"""Traces an image request through the engine: `python -m tests.engine.request_path [--list]`.
 
-Counts the functions of saccade that are called between `Engine.add` and the last update: how many different ones, in
-how many files, and how often the package changes when they stand in the order of their first calls. Functions have
-names (no comprehension, no lambda). What the CPU twin of a graph calls in a replay is not counted: a GPU would run it.
+Counts the functions of saccade that are called between `Engine.add` and the last update: how many there are, in how
+many files, and how often the package changes between first calls. Only named functions count, no comprehensions or
+lambdas. Calls inside a replay of the CPU twin do not count: on a GPU, the device does that work.
 
-The third request of its kind is traced, so that nothing is captured or imported on the way.
+The third request of its kind is traced, so that nothing is captured or imported during the trace.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Function = tuple[str, str]  # file and qualified name
 
 
 class Tracer:
-    """The calls of named functions of saccade, in order."""
+    """Records calls of named functions of saccade, in order."""
 
     def __init__(self) -> None:
         self.calls: list[Function] = []

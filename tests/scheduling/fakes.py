@@ -1,4 +1,4 @@
-"""A composer made by hand, an executor that only writes orders down, and orders as values that can be compared."""
+"""A small composer, an executor that only records orders, and orders as values that can be compared."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -35,7 +35,7 @@ FRAMES = Boundary("cu_seqlens", "patches", "frames")
 
 @dataclass(frozen=True)
 class Grid:
-    """Patches of which four make a row of the language model."""
+    """Four patches make a row of the language model."""
 
     merge: int = 2
     unit: int = 4
@@ -46,7 +46,7 @@ class Grid:
 def make_catalogue(
     name: str, rows: str, buckets: Sequence[Capacity], boundary: Boundary | None = None, *, strict: bool = False
 ) -> Catalogue:
-    """With a graph for each bucket."""
+    """A catalogue with a graph for each bucket."""
     boundaries = () if boundary is None else (boundary,)
     shape = PhaseShape(name=name, rows=rows, buckets=tuple(buckets), limits=buckets[-1], boundaries=boundaries)
     catalogue = Catalogue(shape, GraphSettings(tiers=frozenset({Tier.CAPACITY}), strict=strict))
@@ -73,7 +73,7 @@ def make_composer(*, strict: bool = False) -> Composer:
 
 
 def make_image(height: int, width: int, rng: np.random.Generator) -> Media:
-    """Of `height` x `width` rows of the language model."""
+    """An image of `height` x `width` rows of the language model."""
     pixels = rng.integers(0, 256, (3 * height, 5 * width, 3)).astype(np.uint8)
     pixels.flags.writeable = False
     plan = ImagePlan((16 * height, 16 * width), (1, 2 * height, 2 * width), 4 * height * width, height * width)
@@ -81,7 +81,7 @@ def make_image(height: int, width: int, rng: np.random.Generator) -> Media:
 
 
 def make_prompt(parts: Sequence[int | Media], rng: np.random.Generator) -> Prompt:
-    """Random text of these lengths, with images between."""
+    """Random text of these lengths, with images in between."""
     ids: list[int] = []
     spans: list[MediaSpan] = []
     blocks: list[FeatureRows] = []
@@ -121,7 +121,7 @@ def running(
 
 
 def plain(value: Any) -> Any:
-    """Orders, and whatever is in them, as values that compare: arrays by type, shape and content."""
+    """Turns orders, and whatever they contain, into values that can be compared: arrays by type, shape and content."""
     if is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__, {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, np.ndarray):
@@ -143,8 +143,8 @@ class Ticket:
 
 
 @dataclass
-class Scribe:
-    """Writes orders down. Tokens are drawn at random; `problem` says what is wrong with a vision pass."""
+class RecordingExecutor:
+    """Records orders. Tokens are drawn at random; `problem` returns the error of a vision pass."""
 
     rng: np.random.Generator
     problem: Callable[[Encode], str | None] = lambda orders: None

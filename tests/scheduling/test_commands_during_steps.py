@@ -1,4 +1,4 @@
-"""What an engine and its worker do with commands that arrive while the device works."""
+"""How an engine and its worker handle commands that arrive while the device works."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
 from tests.engine.simulated import make_scheduler
-from tests.scheduling.by_hand import BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, Scribe, make_composer
+from tests.scheduling.fakes import BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, RecordingExecutor, make_composer
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 PROMPT = text_prompt([5, 6, 7])
@@ -32,7 +32,7 @@ LIMITS = SchedulerSettings(
 
 @dataclass
 class SlowTicket:
-    """Of a step that runs until `is_over` says otherwise, or until somebody waits for it."""
+    """The ticket of a step that runs until `is_over` returns True or somebody waits for it."""
 
     result: StepResult
     is_over: Callable[[], bool]
@@ -48,7 +48,7 @@ class SlowTicket:
 
 
 @dataclass
-class SlowDevice(Scribe):
+class SlowDevice(RecordingExecutor):
     is_over: Callable[[], bool] = lambda: False
     tickets: list[SlowTicket] = field(default_factory=list)
 
@@ -83,13 +83,13 @@ def test_a_request_is_launched_behind_the_only_step_that_runs() -> None:
 
 
 def _let_end(device: SlowDevice) -> bool:
-    """A second request that is heard while two steps run does not keep the first from ending."""
+    """A request that arrives while two steps run does not keep the first one from ending."""
     device.tickets[0].is_over = lambda: True
     return True
 
 
 @pytest.mark.parametrize("max_tokens", [1, 4], ids=["one step runs", "two steps run"])
-def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
+def test_a_request_can_be_aborted_while_its_steps_run(max_tokens: int) -> None:
     engine, device = slow_engine()
     engine.add("a", PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
     engine.step()
@@ -106,16 +106,16 @@ def test_a_request_can_leave_while_its_steps_run(max_tokens: int) -> None:
     engine.scheduler.check()
 
 
-def test_a_step_that_hangs_is_waited_for_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "HEARS_S", 0.0)
+def test_no_commands_are_taken_while_a_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LISTEN_S", 0.0)
     engine, device = slow_engine()
     engine.add("a", PROMPT, ONE_TOKEN)
     engine.step()
-    [update] = engine.step(lambda: pytest.fail("it was heard"))
+    [update] = engine.step(lambda: pytest.fail("commands were taken"))
     assert update.finish is not None and device.tickets[0].was_waited_for
 
 
-def test_a_device_that_fails_is_not_asked_for_ever() -> None:
+def test_a_device_that_fails_is_not_polled_forever() -> None:
     def fail() -> bool:
         raise RuntimeError("the device is gone")
 
@@ -136,13 +136,13 @@ def sockets() -> Iterator[tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]]:
 
 
 def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None:
-    """The first step ends only when another was launched behind it."""
+    """The first step ends only after another one was launched behind it."""
     commands, front = sockets
     told: queue.Queue[Any] = queue.Queue()
     looks = count()
 
     def is_over() -> bool:
-        if next(looks) == 1:  # not right after the launch, but when there is nothing to do but to wait
+        if next(looks) == 1:  # not right after the launch, but when the engine can only wait
             for serial in (2, 3, 4):
                 send(serial)
         return len(device.tickets) > 1
