@@ -14,8 +14,8 @@ MAX_NUMBER = 2**31
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
     """Sampling values of generation_config.json, None if absent; `do_sample: false` means temperature 0.
-    `eos_token_ids` come from it and config.json, else from the tokenizer: without any, a model runs to the length
-    limit."""
+    `eos_token_ids` come from it and from config.json, or else from the tokenizer: without any, every answer would run
+    to the length limit."""
 
     eos_token_ids: frozenset[int]
     temperature: float | None = None
@@ -52,7 +52,7 @@ def _token_ids(value: Any, folder: Path) -> list[int]:
     values = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in values):
         raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r:.200}")
-    return [token for token in values if 0 <= token < MAX_NUMBER]  # -1 and the like mean no token
+    return [token for token in values if 0 <= token < MAX_NUMBER]  # negative ids such as -1 mean no token
 
 
 def _tokenizer_ends(folder: Path) -> frozenset[int]:
