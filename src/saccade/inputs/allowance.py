@@ -31,15 +31,15 @@ class Allowance:
         if not self.is_count:
             self.check_length(num_tokens, f"{what} {num_tokens} tokens", param)
 
-    def check_length(self, num_tokens: int, met: str, param: str) -> None:
+    def check_length(self, num_tokens: int, problem: str, param: str) -> None:
         """`num_tokens` is a lower bound."""
         if self.max_tokens is not None and num_tokens > self.max_tokens:
-            raise self.too_long(met, param)
+            raise self.too_long(problem, param)
 
-    def too_long(self, met: str, param: str) -> RequestError:
+    def too_long(self, problem: str, param: str) -> RequestError:
         room = "with room for an answer " if self.has_answer else ""
         limit = f"{room}the limit is {self.max_tokens} tokens (--max-model-len)"
-        return RequestError(f"{met}; {limit}", param=param, code="context_length_exceeded")
+        return RequestError(f"{problem}; {limit}", param=param, code="context_length_exceeded")
 
 
 ANYTHING = Allowance()

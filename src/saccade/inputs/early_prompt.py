@@ -41,26 +41,26 @@ class EarlyPrompt:
         """The prompt of the decoded media, with their digests."""
         if self._future is not None and not self._future.cancel():  # it is running or done
             early = self._future.result()
-            if all(made.plan == drawn.plan for made, drawn in zip(media, early.media, strict=True)):
-                digests = [drawn.digest for drawn in early.media]
-                found = (replace(made, digest=digest) for made, digest in zip(media, digests, strict=True))
-                return replace(early, media=tuple(found))
-        return self._place([_named(item, made) for item, made in zip(self._sized, media, strict=True)])
+            pairs = list(zip(media, early.media, strict=True))
+            if all(decoded.plan == planned.plan for decoded, planned in pairs):
+                complete = (replace(decoded, digest=planned.digest) for decoded, planned in pairs)
+                return replace(early, media=tuple(complete))
+        return self._place([_with_digest(*pair) for pair in zip(self._sized, media, strict=True)])
 
     def _make_early(self) -> Prompt:
-        return self._place([_named(item, _outline(item)) for item in self._sized])
+        return self._place([_with_digest(item, _without_pixels(item)) for item in self._sized])
 
 
 def _is_file(item: Sized) -> bool:
     return item.image is not None and isinstance(item.image.source, bytes)
 
 
-def _outline(item: Sized) -> Media:
+def _without_pixels(item: Sized) -> Media:
     assert item.plan is not None, "an image's size is known"
     return Media(item.ref.kind, NO_PIXELS, item.plan, b"")
 
 
-def _named(item: Sized, media: Media) -> Media:
+def _with_digest(item: Sized, media: Media) -> Media:
     """Adds the digest. It covers the settings without their bounds, and the resulting size: the same file, or the same
     pixels, at the same size has the same features. It leaves out a video's times, which affect the prompt's text or
     positions but not the features."""

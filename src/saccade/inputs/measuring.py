@@ -57,8 +57,8 @@ def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
     for item in media:
         total += item.num_pixels
         if limit is not None and total > limit:
-            met = f"the images of the request have {total} pixels and more"
-            message = f"{met}; the limit is {limit} (--max-request-pixels)"
+            problem = f"the images of the request have at least {total} pixels"
+            message = f"{problem}; the limit is {limit} (--max-request-pixels)"
             raise RequestError(message, param=item.ref.param, code="image_too_large", status=413)
 
 
@@ -85,16 +85,16 @@ def check_text(value: Any, tokenizer: Tokenizer, allowance: Allowance, param: st
     """Refuses text that is certain to be too long, at any depth of `value`."""
     if allowance.max_tokens is None:
         return
-    num_chars, num_values, waiting = 0, 0, [value]
-    while waiting and num_values <= MAX_VALUES:
-        found = waiting.pop()
+    num_chars, num_values, pending = 0, 0, [value]
+    while pending and num_values <= MAX_VALUES:
+        found = pending.pop()
         num_values += 1
         if isinstance(found, str):
             num_chars += len(found)
         elif isinstance(found, dict):
-            waiting += [*found.keys(), *found.values()]
+            pending += [*found.keys(), *found.values()]
         elif isinstance(found, list | tuple):
-            waiting += found
+            pending += found
     if num_values > MAX_VALUES:
         raise allowance.too_long(f"the request has more than {MAX_VALUES} values for the chat template", param)
     _check_chars(num_chars, tokenizer, allowance, param)

@@ -94,7 +94,7 @@ def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
         if (folder / name).is_file():
             return read_json(folder / name)
     raise ConfigError(
-        f"{folder} has no {names[0]}; a model that takes images needs that of its checkpoint, or processor_config.json"
+        f"{folder} has no {names[0]}; a model that takes images needs it or processor_config.json from its checkpoint"
     )
 
 
@@ -124,7 +124,7 @@ def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: P
     high = _get(raw, "max_pixels", edges.get("longest_edge"))
     if not low or not high:
         raise ConfigError(
-            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, the least and most pixels"
+            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, as numbers of pixels"
         )
     found = {"min_pixels": low, "max_pixels": high}
     return {name: _count(found, name, 1, folder) for name in found}

@@ -49,7 +49,7 @@ from saccade.inputs.positions import Ints
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.text.chat_template import ChatTemplate, Rendered, read_template
-from saccade.inputs.text.generation import named_ends
+from saccade.inputs.text.generation import config_eos_ids
 from saccade.inputs.text.rank_prompts import (
     NO_THINKING,
     PUBLISHED_TEMPLATE,
@@ -100,7 +100,7 @@ class Processor:
     ) -> "Processor":
         """`chat_template` is the path of a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
-        protected = (*_placeholder_ids(placeholders), *named_ends(folder))
+        protected = (*_placeholder_ids(placeholders), *config_eos_ids(folder))
         source = read_template(folder, chat_template)
         tokenizer = Tokenizer.from_folder(folder, protected=protected, template=source or "")
         named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
@@ -168,8 +168,8 @@ class Processor:
         """Asks whether a document matches a query, with the checkpoint's template or else the published one."""
         template = self.template or self._ranking_template
         has_roles = has_ranking_roles(template.source)
-        sees = self.images is not None and self.template is not None
-        messages = rank_messages(query, document, instruction, has_roles=has_roles, sees=sees)
+        has_vision = self.images is not None and self.template is not None
+        messages = rank_messages(query, document, instruction, has_roles=has_roles, has_vision=has_vision)
         check_messages(messages, allowance)
         rendered = template.render(
             messages,
@@ -349,7 +349,7 @@ def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
     """Gives each part without a source the next of `media`. All must be used."""
     empty = [ref for ref in rendered.media if ref.source is None]
     if len(empty) != len(media):
-        message = f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given"
+        message = f"the messages have {len(empty)} image(s) or video(s) without a source, but {len(media)} were given"
         raise RequestError(message, param=empty[0].param if empty else "media", code="media_mismatch")
     given = iter(media)
     filled = tuple(ref if ref.source is not None else replace(ref, source=next(given)) for ref in rendered.media)

@@ -95,7 +95,7 @@ def _whole(value: Any, param: str) -> int:
 
 def _check_bound(value: int, param: str, settings: ImageSettings, max_tokens: int | None) -> None:
     if value > settings.max_pixels:
-        raise _wrong(f"is {value}; the limit is {settings.max_pixels}, which is the checkpoint's own", param)
+        raise _wrong(f"is {value}; the checkpoint's limit is {settings.max_pixels}", param)
     most = None if max_tokens is None else max_tokens * (settings.patch * settings.merge) ** 2
     if most is not None and value > most:
         raise _wrong(f"is {value}; the limit is {most}, {max_tokens} tokens (--encoder-budget-tokens)", param)
@@ -103,8 +103,8 @@ def _check_bound(value: int, param: str, settings: ImageSettings, max_tokens: in
 
 def _read_detail(part: Mapping[str, Any], param: str) -> str | None:
     """`detail` is next to the URL, or in the part itself if the part gives its URL as a string."""
-    said = part.get(param.rpartition(".")[2])
-    detail = said.get("detail") if isinstance(said, Mapping) else None
+    value = part.get(param.rpartition(".")[2])
+    detail = value.get("detail") if isinstance(value, Mapping) else None
     at = f"{param}.detail"
     if detail is None:
         detail, at = part.get("detail"), f"{param.rpartition('.')[0]}.detail"

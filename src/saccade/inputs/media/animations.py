@@ -25,8 +25,8 @@ def measure_animation(data: bytes, height: int, width: int) -> Animation:
     read = _read_gif if data.startswith(b"GIF") else _read_webp
     found = read(data, height, width)
     if found.num_frames * found.height * found.width > MAX_ANIMATION_PIXELS:
-        met = f"the video has {found.num_frames} frames of {found.width}x{found.height} pixels"
-        message = f"{met}; the limit is {MAX_ANIMATION_PIXELS} pixels to decode: send fewer or smaller frames"
+        problem = f"the video has {found.num_frames} frames of {found.width}x{found.height} pixels"
+        message = f"{problem}; the limit is {MAX_ANIMATION_PIXELS} pixels to decode: send fewer or smaller frames"
         raise RequestError(message, code="video_too_large", status=413)
     return found
 
@@ -73,5 +73,6 @@ def _read_webp(data: bytes, height: int, width: int) -> Animation:
     return Animation(height, width, num_frames)
 
 
-def _too_many(met: str) -> RequestError:
-    return RequestError(f"the video has {met}; save it again with a usual encoder", code="video_too_large", status=413)
+def _too_many(what: str) -> RequestError:
+    message = f"the video has {what}; re-encode it with a standard encoder"
+    return RequestError(message, code="video_too_large", status=413)

@@ -90,8 +90,8 @@ class _Thinned:
             return False
         most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))
         if most < 1:
-            met, limit = f"the video has frames of {width}x{height} pixels", self.limits.max_video_pixels
-            raise RequestError(f"{met}; the limit is {limit} in all", code="video_too_large", status=413)
+            problem, limit = f"the video has frames of {width}x{height} pixels", self.limits.max_video_pixels
+            raise RequestError(f"{problem}; the limit is {limit} pixels in all", code="video_too_large", status=413)
         if len(self.frames) >= most:
             self.frames = self.frames[::2]
             self.step *= 2

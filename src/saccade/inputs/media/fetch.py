@@ -157,7 +157,7 @@ class Fetcher:
             hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
             raise _refused(hint)
         if not self.policy.allows(address.host):
-            raise _refused("the URL's host is not among those allowed (--allowed-media-domains)")
+            raise _refused("the URL's host is not allowed (--allowed-media-domains)")
         is_literal = ":" in address.host or address.host.replace(".", "").isdecimal()
         found = [address.host] if is_literal else await self._resolve(address.host, address.port)
         if not found:

@@ -139,6 +139,6 @@ def _visited(data: bytes, at: int, size: int, frame: JpegFrame) -> int:
     return sum(frame.num_blocks.get(data[i], 0) for i in range(at + 1, at + 1 + 2 * count, 2))
 
 
-def _refuse(met: str) -> RequestError:
-    message = f"the JPEG takes too long to decode: {met}; save it again with a usual encoder"
+def _refuse(problem: str) -> RequestError:
+    message = f"the JPEG takes too long to decode: {problem}; re-encode it with a standard encoder"
     return RequestError(message, code="image_too_complex", status=413)

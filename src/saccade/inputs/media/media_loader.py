@@ -42,7 +42,7 @@ class MediaSettings:
     image_fetch_timeout_s: float = setting(5.0, "seconds to fetch an image")
     video_fetch_timeout_s: float = setting(30.0, "seconds to fetch a video")
     max_redirects: int = setting(3, "redirects to follow; each is checked like the first address")
-    limit_mm_per_prompt: str = setting("", 'most images and videos of a request; none: {"image": 32, "video": 4}')
+    limit_mm_per_prompt: str = setting("", 'most images and videos of a request; unset: {"image": 32, "video": 4}')
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            met = repr(self.limit_mm_per_prompt)
-            raise _refuse("limit_mm_per_prompt", met, 'give such as {"image": 16, "video": 0}')
+            allowed = 'it must be a JSON object such as {"image": 16, "video": 0}'
+            raise _refuse("limit_mm_per_prompt", repr(self.limit_mm_per_prompt), allowed)
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -102,7 +102,7 @@ class MediaLoader:
             max_redirects=settings.max_redirects,
         )
         self._fetcher = fetcher or Fetcher(policy)
-        self._room = asyncio.Semaphore(MAX_FETCHES)
+        self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
 
     async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
         """A copy of the messages in which every image and video is bytes, or a list of frames as bytes. A source in
@@ -174,7 +174,7 @@ class MediaLoader:
         settings = self.settings
         timeout_s = settings.image_fetch_timeout_s if kind == "image" else settings.video_fetch_timeout_s
         max_bytes = min(self._max_bytes(kind), settings.max_fetch_bytes)
-        async with self._room:
+        async with self._fetch_slots:
             return await self._fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s)
 
     def _max_bytes(self, kind: MediaKind) -> int:
@@ -182,7 +182,7 @@ class MediaLoader:
 
     def _read_file(self, url: str, max_bytes: int) -> bytes:
         """Reads a regular file whose real path is below the folder. Errors must not reveal which files exist."""
-        message = "the file is not among those that requests may read (--allowed-local-media-path)"
+        message = "requests may not read this file (--allowed-local-media-path)"
         refused = RequestError(message, code="media_not_allowed")
         try:
             if self._root is None:

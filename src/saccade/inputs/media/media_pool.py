@@ -140,7 +140,7 @@ def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
     try:
         result = msgspec.msgpack.decode(output.words, type=MediaResult)
     except msgspec.MsgspecError:
-        raise ProcessLostError("its words are none") from None
+        raise ProcessLostError("its reply cannot be decoded") from None
     shape, fps = result.shape, result.fps
     if fps is not None and not 0 < fps < math.inf:
         raise ProcessLostError(f"its rate is {fps}")
@@ -151,7 +151,7 @@ def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
 
 def _refuse(kind: str, error: JobKilledError) -> NoReturn:
     if error.reason == "memory":
-        message = f"the {kind} needs more memory to decode than its size allows; save it again with a usual encoder"
+        message = f"the {kind} needs more memory to decode than its size allows; re-encode it with a standard encoder"
         raise RequestError(message, code=f"{kind}_too_complex", status=413) from None
     if error.reason == "crash":
         raise RequestError(f"the {kind} is damaged: it crashed its decoder", code=f"{kind}_invalid") from None

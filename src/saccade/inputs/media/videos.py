@@ -106,8 +106,8 @@ def _check_fps(fps: float | None) -> None:
 
 def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits) -> None:
     if num_frames * height * width > limits.max_video_pixels:
-        met, limit = f"the video has {num_frames} frames of {width}x{height} pixels", limits.max_video_pixels
-        raise RequestError(f"{met}; the limit is {limit} pixels in all", code="video_too_large", status=413)
+        problem, limit = f"the video has {num_frames} frames of {width}x{height} pixels", limits.max_video_pixels
+        raise RequestError(f"{problem}; the limit is {limit} pixels in all", code="video_too_large", status=413)
 
 
 def check_frames(num_frames: int, limits: ImageLimits) -> None:

@@ -86,8 +86,8 @@ def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sour
         if copied[i] is messages[i]:
             copied[i] = messages[i] | {"content": list(messages[i]["content"])}
         part, key = messages[i]["content"][j], ref.param.rpartition(".")[2]
-        said = part[key] if isinstance(part[key], dict) else {}
-        copied[i]["content"][j] = part | {key: said | {"url": source}}
+        value = part[key] if isinstance(part[key], dict) else {}
+        copied[i]["content"][j] = part | {key: value | {"url": source}}
     return copied
 
 

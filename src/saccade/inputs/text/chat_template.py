@@ -88,8 +88,8 @@ class ChatTemplate:
         check(context)
         *marks, end = self._choose_marks(context)
         guard = SpecialTokenGuard(self._guarded, marks)
-        said = [guard.protect_message(message) for message in context.pop("messages")]
-        context = {"messages": said, **guard.protect(context)}
+        protected = [guard.protect_message(message) for message in context.pop("messages")]
+        context = {"messages": protected, **guard.protect(context)}
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
@@ -134,8 +134,8 @@ def read_template(folder: Path, file: str = "") -> str | None:
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
-            met = f"chat_template is {file}, which is not a file"
-            raise ConfigError(f"{met}; give one with a template (--chat-template)")
+            problem = f"chat_template is {file}, which is not a file"
+            raise ConfigError(f"{problem}; give one with a template (--chat-template)")
         return read_text(path)
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")

@@ -55,8 +55,8 @@ def _stored_pooling(folder: Path) -> str:
     modules = _read_modules(folder / "modules.json")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if unknown := [kind for kind in kinds if kind not in _MODULES]:
-        met = f"{folder / 'modules.json'} has a module {unknown[0]!r:.60}, which is not computed here"
-        raise ConfigError(f"{met}; choose how hidden states become embeddings (--pooling last or mean)")
+        problem = f"{folder / 'modules.json'} has a module {unknown[0]!r:.60}, which is not supported"
+        raise ConfigError(f"{problem}; choose how hidden states become embeddings (--pooling last or mean)")
     paths = [module.get("path") for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
     name = paths[0] if paths and isinstance(paths[0], str) and Path(paths[0]).name == paths[0] else "1_Pooling"
     config = read_optional_json(folder / name / "config.json")
@@ -64,8 +64,8 @@ def _stored_pooling(folder: Path) -> str:
     if not wanted:
         return "last"
     if len(wanted) > 1 or wanted[0] not in _MODES:
-        met = f"{folder / name / 'config.json'} asks for {', '.join(wanted)[:200]}, which is not supported"
-        raise ConfigError(f"{met}; choose another way (--pooling last or mean)")
+        problem = f"{folder / name / 'config.json'} asks for {', '.join(wanted)[:200]}, which is not supported"
+        raise ConfigError(f"{problem}; choose another pooling (--pooling last or mean)")
     return _MODES[wanted[0]]
 
 

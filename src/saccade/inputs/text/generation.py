@@ -31,13 +31,13 @@ class GenerationDefaults:
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=named_ends(folder) or _tokenizer_ends(folder),
+            eos_token_ids=config_eos_ids(folder) or _tokenizer_eos_ids(folder),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
 
 
-def named_ends(folder: Path) -> frozenset[int]:
+def config_eos_ids(folder: Path) -> frozenset[int]:
     config = read_json(folder / "config.json")
     raw = read_optional_json(folder / "generation_config.json")
     parts = [part for part in (raw, config, config.get("text_config")) if isinstance(part, dict)]
@@ -55,7 +55,7 @@ def _token_ids(value: Any, folder: Path) -> list[int]:
     return [token for token in values if 0 <= token < MAX_NUMBER]  # negative ids such as -1 mean no token
 
 
-def _tokenizer_ends(folder: Path) -> frozenset[int]:
+def _tokenizer_eos_ids(folder: Path) -> frozenset[int]:
     if not (folder / "tokenizer.json").is_file():
         return frozenset()
     tokenizer = Tokenizer.from_folder(folder)

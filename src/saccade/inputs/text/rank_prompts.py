@@ -37,23 +37,23 @@ def has_ranking_roles(template: str) -> bool:
 
 
 def rank_messages(
-    query: Content, document: Content, instruction: str | None, *, has_roles: bool, sees: bool
+    query: Content, document: Content, instruction: str | None, *, has_roles: bool, has_vision: bool
 ) -> list[dict[str, Any]]:
     """The conversation that a model judges. Vision models get everything in parts, as they were trained. Text models
     get media in parts, too, and refuse them."""
     if has_roles:
-        told = [{"role": "system", "content": instruction}] if instruction is not None else []
-        return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
-    if sees or not (_is_text(query) and _is_text(document)):
-        said: Content = [
+        system = [{"role": "system", "content": instruction}] if instruction is not None else []
+        return [*system, {"role": "query", "content": query}, {"role": "document", "content": document}]
+    if has_vision or not (_is_text(query) and _is_text(document)):
+        content: Content = [
             _text(f"<Instruct>: {instruction if instruction is not None else MEDIA_INSTRUCTION}"),
             *(_text("<Query>:"), *_parts(query)),
             *(_text("\n<Document>:"), *_parts(document)),
         ]
     else:
-        told_text = instruction if instruction is not None else TEXT_INSTRUCTION
-        said = f"<Instruct>: {told_text}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
-    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": said}]
+        task = instruction if instruction is not None else TEXT_INSTRUCTION
+        content = f"<Instruct>: {task}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
+    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": content}]
 
 
 def read_content(value: Any, param: str) -> Content:

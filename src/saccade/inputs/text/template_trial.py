@@ -19,7 +19,7 @@ TRIED = 0x5A  # the exit code of a trial that finished
 _USER: dict[str, Any] = {"role": "user", "content": "What is this?"}
 _CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments": {"at": "it"}}}
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
-_TALKS: tuple[list[dict[str, Any]], ...] = (
+_CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
     [_USER],
     [{"role": "system", "content": "Be brief."}, _USER, {"role": "assistant", "content": "A cat."}, _USER],
     [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}],
@@ -63,10 +63,10 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     with suppress(Exception):
         template = ChatTemplate(source)
-        for talk in _TALKS:
+        for messages in _CONVERSATIONS:
             for tools in (None, [_TOOL]):
                 with suppress(Exception):
-                    template.render(talk, tools=tools)
+                    template.render(messages, tools=tools)
     return TRIED
 
 

@@ -138,7 +138,7 @@ class Tokenizer:
             run = _encode(self._without_specials(), text)
             if not self._guarded_ids.isdisjoint(run):
                 raise RequestError(
-                    "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
+                    "the text has a special token that this model cannot encode as text", code="invalid_text"
                 )
             ids += run
         return ids
@@ -212,7 +212,7 @@ def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
         if built.token_to_id(token.content) != token_id:
             raise ConfigError(
                 f"tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json "
-                f"{built.token_to_id(token.content)}; the two files are of different checkpoints"
+                f"{built.token_to_id(token.content)}; the two files come from different checkpoints"
             )
     return built
 
@@ -233,7 +233,7 @@ def _added_tokens(config: dict[str, Any]) -> dict[int, tokenizers.AddedToken]:
         content = fields.pop("content", None)
         is_text = isinstance(content, str) and _is_unicode(content)
         if not is_text or not all(isinstance(value, bool) for value in fields.values()):
-            raise _broken(f"added_tokens_decoder[{id_}]", "content: text, and true or false for the rest")
+            raise _broken(f"added_tokens_decoder[{id_}]", "an object with text (content) and true or false")
         found[int(id_)] = tokenizers.AddedToken(content, **fields)
     return found
 
@@ -254,7 +254,7 @@ def _check_prefix(definition: str) -> None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         fits = False
     if not fits:
-        raise ConfigError("tokenizer.json: continuing_subword_prefix does not fit its merges; download it again")
+        raise ConfigError("tokenizer.json: continuing_subword_prefix does not match its merges; download it again")
 
 
 def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
