@@ -1,4 +1,4 @@
-"""What a prompt may cost is judged before the cost arises."""
+"""The cost of a prompt is checked before the work is done."""
 
 import io
 import struct
@@ -33,7 +33,7 @@ def made(folders: dict[str, Path]) -> Processor:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is decoded, nothing is encoded."""
+    """Fails if anything is decoded or encoded."""
 
     def refuse(*args: Any, **more: Any) -> Any:
         raise AssertionError("work was done")
@@ -214,7 +214,7 @@ def test_no_text_that_fits_is_refused(made: Processor) -> None:
 
 
 def test_other_threads_run_while_a_text_is_encoded(made: Processor) -> None:
-    """With threads that never take turns by themselves, this one runs only if the other lets it."""
+    """With an endless switch interval, this thread runs only if the other releases the GIL."""
     text = " ".join(fuzz_texts(50, seed=4)) * 100
     done = threading.Event()
 

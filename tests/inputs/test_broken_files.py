@@ -1,4 +1,4 @@
-"""Files of a checkpoint that are odd, broken or mean no good end in one sentence that names them."""
+"""Odd, broken or malicious checkpoint files are refused in one sentence that names them."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_a_prefix_that_would_end_the_process_is_refused(folder: Path) -> None:
 
 
 class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+    """Raised by Rust libraries."""
 
 
 class Panicking:

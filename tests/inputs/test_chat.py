@@ -70,7 +70,7 @@ def test_text_and_ids_equal_transformers(folders: dict[str, Path], family: str) 
     for conversation in conversations():
         try:
             text, ids = expected_text(folders[family], conversation)
-        except Exception:  # this template refuses the conversation: so must ours
+        except Exception:  # transformers refuses the conversation, and so must we
             with pytest.raises(RequestError):
                 processor.template.render(**conversation)
             continue
@@ -216,7 +216,7 @@ class _Searched(str):
 
 @pytest.mark.parametrize("text", ["eot_id|> and no token but half of one: <|reserved_special_token_7", "<|", "a" * 99])
 def test_all_tokens_are_searched_once_for_a_string(text: str) -> None:
-    """Models have hundreds of them, and the event loop does this for up to thousands of strings of a request."""
+    """Models have hundreds of tokens, and the event loop does this for up to thousands of strings per request."""
     guarded = GuardedTokens([f"<|reserved_special_token_{i}|>" for i in range(250)])
     joined = guarded.joined = _Searched(guarded.joined)
     SpecialTokenGuard(guarded, "\ufdd0\ufdd1\ufdd2").protect(text)
@@ -248,7 +248,7 @@ def test_marks_survive_ascii_json() -> None:
 
 
 def test_types_of_a_schema_may_be_lists() -> None:
-    """As they are for what may be null."""
+    """Such as for nullable values."""
     template = ChatTemplate("{{ tools | tojson }}", special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
     tools = [{"type": ["string", "null"], "role": None}]
     assert json.loads(template.render([{"role": "user", "content": "x"}], tools=tools).text) == tools
@@ -497,7 +497,7 @@ def test_tags_cannot_be_put_together_from_parts(folders: dict[str, Path], family
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<think>", "</tool_call>"])
 def test_no_part_of_a_token_or_tag_is_completed_by_the_template(token: str) -> None:
-    """Whether the user writes its beginning, its end or its middle, alone or beside other words."""
+    """Whether the user writes its start, end or middle, alone or next to other words."""
     for start, end in combinations(range(len(token) + 1), 2):
         source = token[:start] + "{{ messages[0].content }}" + token[end:]
         template = ChatTemplate(source, special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)

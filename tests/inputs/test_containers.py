@@ -1,4 +1,4 @@
-"""Animations and films: what is refused before or while they are decoded."""
+"""Animations and video files that are refused before or during decoding."""
 
 import struct
 from fractions import Fraction
@@ -26,7 +26,7 @@ def refusal(data: bytes, limits: ImageLimits = LIMITS) -> RequestError:
 
 
 def moving_webp(width: int, height: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
-    """A canvas and any chunks behind it."""
+    """A canvas followed by the given chunks."""
     canvas = b"\x02\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     parts = [name + struct.pack("<I", len(body)) + body + bytes(len(body) % 2) for name, body in chunks]
     body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + b"".join(parts)
@@ -105,14 +105,14 @@ class TestBothKinds:
 
 
 def test_a_film_that_grows_on_its_way_is_not_decoded_beyond_the_size_it_said() -> None:
-    """FFmpeg itself refuses the larger frames: nothing is held for them, nor allocated."""
+    """FFmpeg itself refuses the larger frames, so no memory is held or allocated for them."""
     held: list[int] = []
     frames, _ = decode_video(film([(64, 64), (1280, 1280)]), LIMITS, Allowance(hold=held.append))
     assert frames.shape[1:] == (64, 64, 3) and max(held) == SCRATCH_BYTES * 64 * 64
 
 
 def film(sizes: list[tuple[int, int]]) -> bytes:
-    """An AVI that says the first size, with two frames of each."""
+    """An AVI file that claims the first size, with two frames of each size."""
     av: Any = pytest.importorskip("av")
     file, packets = BytesIO(), []
     for width, height in sizes:

@@ -1,4 +1,4 @@
-"""What is made while images are decoded is what would be made afterwards."""
+"""A prompt made while its images are decoded equals one made afterwards."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def beside() -> Iterator[Beside]:
 
 
 def at_once(work: Callable[[], Any]) -> Future[Any]:
-    """As if another thread were quicker."""
+    """Acts as a thread that finishes first."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     try:
@@ -45,7 +45,7 @@ def at_once(work: Callable[[], Any]) -> Future[Any]:
 
 
 def never(work: Callable[[], Any]) -> Future[Any]:
-    """As if all threads were busy."""
+    """Acts as a pool whose threads are all busy."""
     return Future()
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_image_is_told_before_text_that_cannot_be_encoded(
 def test_what_a_refused_request_began_has_ended_when_it_is_refused(
     processors: dict[str, Processor], beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory counts as free from then on."""
+    """Because its memory counts as free from then on."""
     has_begun, may_end, ended = threading.Event(), threading.Event(), list[bool]()
 
     def slow(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:

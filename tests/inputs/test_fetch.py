@@ -1,4 +1,4 @@
-"""The fetcher against a server that means harm: nothing is sent to where nothing may be sent."""
+"""The fetcher against hostile servers and URLs: it sends nothing to addresses that are not allowed."""
 
 import asyncio
 import shutil
@@ -477,7 +477,7 @@ def test_whatever_parses_is_a_plain_host(text: str) -> None:
 
 
 def test_names_that_take_long_hold_up_nothing_but_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up cannot be cancelled: those that are given up go on in threads, which nobody else may need."""
+    """A lookup cannot be cancelled. After a timeout it keeps its thread, so nothing else may need that thread."""
     release = threading.Event()
 
     def slow(*args: Any, **more: Any) -> list[Any]:

@@ -19,7 +19,7 @@ LIMITS = ImageLimits()
 
 
 def photo(rng: np.random.Generator, height: int, width: int) -> Image.Image:
-    """Noise with the softness of a photograph."""
+    """Noise as soft as a photograph."""
     noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1))
 
@@ -138,7 +138,6 @@ def test_sixteen_bit_colour_is_read() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 16])
 def test_a_transparent_colour_of_any_depth_is_white(depth: int) -> None:
-    """Beside a pixel of the colour lie two that differ from it by little."""
     most = 2**depth - 1
     values = np.random.default_rng(30).integers(0, most + 1, (9, 8)) & most
     for key in {0, 1, most - 1, most}:
@@ -284,7 +283,7 @@ def test_data_urls() -> None:
     expected = load_image(data, LIMITS)
     escaped = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
     wrapped = "\r\n".join(text[i : i + 60] for i in range(0, len(text), 60))
-    both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # escapes are cut, too
+    both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # line breaks split escapes, too
     assert escaped != text and len({text, escaped, wrapped, both}) == 4
     for body in (escaped, wrapped, both, text + "\n", escaped + "\r\n"):
         assert np.array_equal(load_image("data:image/png;base64," + body, LIMITS), expected)

@@ -1,4 +1,4 @@
-"""What the markers of a JPEG tell about its cost, whatever lies between, inside and behind its segments."""
+"""The markers of a JPEG tell its cost, whatever is between, inside and after its segments."""
 
 import struct
 from contextlib import suppress
@@ -19,23 +19,23 @@ def segment(marker: int, body: bytes) -> bytes:
 
 
 def with_first(data: bytes, inserted: bytes) -> bytes:
-    """Right behind the marker that begins the file."""
+    """Inserts bytes after the marker that starts the file."""
     return data[:2] + inserted + data[2:]
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_what_follows_the_end_is_not_looked_at(progressive: bool) -> None:
-    """Phones put films and further pictures there."""
+    """Phones store videos and more pictures there."""
     data = picture(64, 48, progressive=progressive)
     for other in (many_scans(8000, 8000, 3000), segment(0xE0, b"") * 5000):
-        more = b"\0\2" + other  # with the marker of the end before it, an empty segment
+        more = b"\0\2" + other  # together with the end marker before it, an empty segment
         assert count_visits(data + more) == count_visits(data)
         assert load_image(data + more, LIMITS).shape == (48, 64, 3)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_picture_inside_a_segment_is_not_the_picture(progressive: bool) -> None:
-    """A thumbnail, for one."""
+    """Such as a thumbnail."""
     data = picture(64, 48, progressive=progressive)
     both = with_first(data, segment(0xE1, b"Exif\0\0" + picture(16, 8, progressive=not progressive)))
     assert count_visits(both) == count_visits(data) and is_plain(both) is is_plain(data) is not progressive

@@ -1,4 +1,4 @@
-"""What may be the beginning of a marker is held back, and nothing else."""
+"""Only text that may start a marker is held back."""
 
 import random
 
@@ -30,7 +30,7 @@ def test_the_longest_possible_beginning_is_held_back(
 
 
 def test_what_is_given_out_can_never_become_a_marker_and_what_is_held_back_still_can() -> None:
-    """By trying: random texts of three letters, against every place where a marker could begin."""
+    """By brute force: random texts of three letters, and every place where a marker could start."""
     rng = random.Random()
     for _ in range(2000):
         markers = ["".join(rng.choices("abc", k=rng.randint(1, 5))) for _ in range(rng.randint(1, 3))]

@@ -1,4 +1,4 @@
-"""Media of messages: where they may come from, how large they may be, and what the processor gets."""
+"""Media in messages: where they may come from, how large they may be, and what the processor receives."""
 
 import asyncio
 import base64
@@ -308,7 +308,7 @@ class TestRemote:
 
 
 def frames_of(count: int, size: tuple[int, int] = (32, 16)) -> list[np.ndarray[Any, Any]]:
-    """Frames whose grey value tells their number."""
+    """Frames whose grey value gives their index."""
     return [np.full((size[1], size[0], 3), 10 + i * 200 // count, dtype=np.uint8) for i in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Media decoded in processes that can be killed: the same pixels, and an end for what would have none."""
+"""Decoding in processes that can be killed gives the same pixels and always ends."""
 
 import io
 import os
@@ -59,7 +59,7 @@ def decode(pool: MediaPool, data: bytes) -> Any:
 
 
 def ways(pool: MediaPool) -> tuple[Callable[..., Any], ...]:
-    """A video is refused alike in this process and in one of the pool."""
+    """Videos are refused alike in this process and in the pool."""
     return load_video, pool.video
 
 
@@ -145,7 +145,7 @@ class TestCosts:
     @pytest.mark.parametrize("between", [b"\xff", b"\xff\xd0", b"\xff\xe0\x00\x02", b"x"])
     @pytest.mark.parametrize("before", [b"\xff\xc0", b"\xff\xda"])
     def test_a_long_head_is_not_looked_through(self, between: bytes, before: bytes) -> None:
-        """Fill bytes, markers without a segment, empty segments and garbage, by the million: a few lines of Python."""
+        """Millions of fill bytes, empty markers, empty segments or garbage bytes take only a few lines of Python."""
         whole = picture(64, 64)
         place = whole.index(before)
         data = whole[:place] + between * (2**20 // len(between)) + whole[place:]
@@ -273,11 +273,11 @@ class TestLimits:
         assert (error.code, error.status) == ("image_too_complex", 413) and "memory" in str(error)
 
     def test_a_process_that_dies_is_nobodys_error_and_the_next_one_works(self, pool: MediaPool) -> None:
-        """The client may try again; a crash, though, is the file's."""
+        """The client may try again. A crash, however, is blamed on the file."""
         data = encode(noise(3000, 3000), "PNG", compress_level=1)
 
         def end(number: signal.Signals, is_over: threading.Event) -> None:
-            """Again and again: a signal that arrives between two jobs is not noticed."""
+            """Repeats the signal, because one that arrives between two jobs has no effect."""
             while not is_over.wait(0.1):
                 for pid in pool.pool.pids() if pool.pool.num_busy else ():
                     with suppress(ProcessLookupError):

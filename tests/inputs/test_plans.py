@@ -87,7 +87,7 @@ def test_qwen2_5_sampling_equals_transformers(folders: dict[str, Path]) -> None:
             wanted = {"fps": None, "num_frames": int(rng.integers(2, max(3, total // 2)))}
         bounds: dict[str, Any] = {"min_frames": 4, "max_frames": int(rng.integers(6, 800))}
         if wanted["num_frames"] is not None:
-            bounds["max_frames"] = 10**6  # a given count is not bounded there; here it always is
+            bounds["max_frames"] = 10**6  # transformers does not bound a given count; Saccade does
         stand_in = SimpleNamespace(fps=None, num_frames=None, temporal_patch_size=2, **bounds)
         metadata = SimpleNamespace(total_num_frames=total, fps=fps)
         expected = reference(stand_in, metadata, **wanted).tolist()
@@ -115,7 +115,7 @@ def test_short_videos_are_padded_to_a_temporal_patch(folders: dict[str, Path]) -
 
 
 def test_a_single_frame_gets_no_more_pixels_than_two(folders: dict[str, Path]) -> None:
-    """It is padded to two."""
+    """Because it is padded to two."""
     settings = read_video_settings(folders["qwen3_vl"])
     assert settings is not None and settings.budget == "video"
     for is_capped in (False, True):
@@ -141,7 +141,7 @@ def test_without_a_rate_all_frames_are_wanted(folders: dict[str, Path]) -> None:
 
 
 def test_frame_cap_equals_transformers(folders: dict[str, Path]) -> None:
-    """cap_pixels_per_frame, which checkpoints may turn on."""
+    """Checkpoints may turn on cap_pixels_per_frame."""
     rng = np.random.default_rng(7)
     for family in ("qwen2_5_vl", "qwen3_vl"):
         settings = read_video_settings(folders[family])
@@ -218,7 +218,7 @@ def _compare_defaults(kind: Any, settings: ImageSettings | VideoSettings) -> Non
 
 
 def _class_size(kind: Any) -> dict[str, int]:
-    """The `size` written in the class; instances made with other settings change the shared dictionary."""
+    """The `size` in the class's source, because instances with other settings change the shared dictionary."""
     tree = ast.parse(inspect.getsource(kind))
     value = next(
         node.value

@@ -11,7 +11,7 @@ IMAGE, VIDEO, MERGE = 7, 8, 2
 
 
 def random_prompt(rng: np.random.Generator, *, has_timestamps: bool, seconds: list[float]) -> dict[str, Any]:
-    """A random mix of text, images and videos, as transformers wants it and as blocks."""
+    """A random mix of text, images and videos, for transformers and as blocks."""
     types: list[int] = []
     blocks: list[FeatureRows] = []
     images, videos, steps = [], [], []
@@ -65,7 +65,7 @@ def test_positions_equal_transformers(model_type: str) -> None:
 
 
 def test_fractional_time_steps_are_cut_after_multiplying() -> None:
-    """transformers 5.17 cuts the seconds first, so that 4 frames a second stand still; its later versions do not."""
+    """Unlike later versions, transformers 5.17 truncates seconds first: time stands still at 4 frames a second."""
     found = mrope_positions(8, [FeatureRows(2, (4, 1, 1), 2 * 0.5), FeatureRows(6, (2, 1, 1), 1.5)])
     assert found[0].tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
     assert mrope_positions(5, [FeatureRows(0, (5, 1, 1), 1.5)])[0].tolist() == [0, 1, 3, 4, 6]

@@ -97,7 +97,7 @@ def test_prompts_equal_transformers(folders: dict[str, Path], family: str) -> No
 
 
 def check_spans(prompt: Prompt, processor: Processor) -> None:
-    """Every placeholder token lies in one span; a media's spans cover its features in order."""
+    """Every placeholder token is in one span, and the spans of an image or video cover its features in order."""
     settings = processor.placeholders
     assert settings is not None
     covered = np.zeros(len(prompt), dtype=int)
@@ -122,7 +122,7 @@ def check_positions(prompt: Prompt, expected: Any, family: str) -> None:
         for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     }
     seconds = inputs["second_per_grid_ts"]
-    if seconds is not None:  # whole seconds: see test_positions for the others
+    if seconds is not None:  # test_positions covers fractions of a second
         assert all(float(second).is_integer() for second in seconds)
     config = {"spatial_merge_size": 2, "tokens_per_second": 2}
     positions, delta = oracles.rope_index(family, config, **inputs)
@@ -149,7 +149,9 @@ def test_pixels_are_within_one_level_for_200_sizes(folders: dict[str, Path], fam
     oracle = oracles.fast_image_processor(folders[family])
     rng = np.random.default_rng(3)
     for height, width in random_sizes(11, 200):
-        shrink = max(1.0, max(height, width) / 700)  # the shape counts, from 1:20 to 20:1; large ones only take longer
+        shrink = max(
+            1.0, max(height, width) / 700
+        )  # only shapes matter, from 1:20 to 20:1; large images just take longer
         height, width = max(1, round(height / shrink)), max(1, round(width / shrink))
         part = {"type": "image"}
         prompt = processor.chat([{"role": "user", "content": [part]}], media=[noise(rng, height, width)])

@@ -1,5 +1,5 @@
-"""Prompts of rerankers: by templates that know queries and documents, by plain ones, and without any; and what the
-tokenizer puts behind a text."""
+"""Reranker prompts from templates with query and document roles, from chat templates and without one, and the tokens
+that a tokenizer appends to a text."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from saccade.inputs.text.rank_prompts import JUDGE, find_answers, has_ranking_ro
 from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, QWEN_TAGS, train_byte_level, write_qwen
 
-# In the manner of the templates that vLLM has for rerankers.
+# Like vLLM's templates for rerankers.
 WITH_ROLES = """<|im_start|>system
 Judge.<|im_end|>
 <|im_start|>user
@@ -58,7 +58,7 @@ def test_templates_of_chats_have_no_such_roles(name: str) -> None:
 
 
 def test_without_a_template_the_published_prompt_is_used(folder: Path) -> None:
-    """It is what Qwen3's own template writes for the same conversation."""
+    """It matches what Qwen3's own template writes for the same conversation."""
     whole = Processor.from_folder(folder)
     plain, own = (with_template(whole, s) for s in (None, (DATA / "inputs_qwen3.jinja").read_text()))
     found = shown(plain, plain.pair("where?", "here", instruction="Look."))

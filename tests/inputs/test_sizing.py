@@ -1,4 +1,4 @@
-"""Sizes that a request asks for: within the checkpoint's bounds, and named by the digest."""
+"""Image sizes that a request asks for stay within the checkpoint's bounds and are part of the digest."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_models_without_such_bounds_refuse_them(folders: dict[str, Path]) -> Non
 
 
 def test_an_image_at_another_size_is_another_image(processor: Processor) -> None:
-    """Its features differ, and so do their number: nobody may find those of the other size under its name."""
+    """Its features and their number differ, so the two sizes must not share a digest."""
     messages = asked(data_url(encoded(picture(1, (200, 180)))))
     checkpoint = settings_of(processor)
     plain = processor.chat(messages)

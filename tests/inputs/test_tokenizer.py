@@ -62,7 +62,7 @@ def test_only_plain_segments_lose_their_special_tokens(folders: dict[str, Path])
     assert ids.count(end) == 1 and len([i for i in ids if i in tokenizer.special_ids]) == 3
     whole = "".join(segment.text for segment in segments)
     assert tokenizer.decode(ids, skip_special_tokens=False) == whole
-    # Away from what the user spelled out, the ids are those of the text without it.
+    # Away from the user's token, the ids are those of the text without it.
     assert ids[: ids.index(tokenizer.encode("<|im_start|>")[0]) + 3] == tokenizer.encode("<|im_start|>user\n")[:3]
     assert ids[ids.index(end) :] == tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n")
 
@@ -170,7 +170,7 @@ def test_pieces_make_up_the_whole_text(folders: dict[str, Path], family: str, sk
         ids = tokenizer.encode(text)
         for _ in range(3):
             ids.insert(int(rng.integers(0, len(ids) + 1)), int(rng.choice(sorted(tokenizer.special_ids))))
-        if family == "gemma3":  # a special token inside a run of bytes breaks the character there, too
+        if family == "gemma3":  # in transformers, too, a special token inside a run of bytes breaks the character
             ids = tokenizer.encode(text)
         stream = tokenizer.detokenizer(skip_special_tokens=skip)
         pieces = [stream.push(token_id) for token_id in ids]
@@ -221,7 +221,7 @@ def test_sentencepiece_decoders_drop_the_first_blank() -> None:
 
 
 def test_work_per_token_does_not_grow(folders: dict[str, Path]) -> None:
-    """Bytes that never become a character are given up one by one, not collected."""
+    """Bytes that never become a character are emitted one by one, not collected."""
     tokenizer = load(folders["qwen3_vl"])
     byte = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\x80")
     stream = tokenizer.detokenizer()

@@ -1,4 +1,4 @@
-"""Real vocabularies and chat templates: the same ids and texts as transformers."""
+"""Real vocabularies and chat templates give the same ids and texts as transformers."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def test_conversations_render_the_same(pair: Pair) -> None:
         assert template is not None
         try:
             expected = pair.theirs.apply_chat_template(conversation["messages"], tokenize=False, **options)
-        except Exception:  # refused there: refused here
+        except Exception:  # transformers refuses the conversation, and so must we
             with pytest.raises(RequestError):
                 template.render(**conversation)
             continue
