@@ -171,7 +171,7 @@ def test_cmyk_and_bilevel_images_become_rgb() -> None:
 
 
 @pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG"])
-def test_animation_gives_its_first_frame(format_: str) -> None:
+def test_an_animation_gives_its_first_frame(format_: str) -> None:
     frames = [Image.new("RGB", (12, 10), colour) for colour in [(255, 0, 0), (0, 255, 0), (0, 0, 255)]]
     options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
     data = encode(frames[0], format_, save_all=True, append_images=frames[1:], **options)
@@ -185,7 +185,7 @@ def test_bmp_and_small_images_are_read() -> None:
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_header_tells_the_size(format_: str) -> None:
+def test_the_header_has_the_size(format_: str) -> None:
     for height, width in [(1, 1), (300, 17), (64, 1000)]:
         data = encode(photo(np.random.default_rng(8), height, width), format_)
         header = read_header(data)
@@ -323,7 +323,7 @@ def test_pixels_are_read_only() -> None:
         pixels[0, 0, 0] = 1
 
 
-def test_digest_tells_apart_shape_values_and_settings() -> None:
+def test_digests_distinguish_shapes_values_and_settings() -> None:
     rng = np.random.default_rng(18)
     pixels = rng.integers(0, 256, (6, 4, 3), dtype=np.uint8)
     name = digest_pixels(pixels, b"settings")

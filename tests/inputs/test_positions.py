@@ -64,7 +64,7 @@ def test_positions_equal_transformers(model_type: str) -> None:
         assert rope_delta(found) == delta
 
 
-def test_fractional_time_steps_are_cut_after_multiplying() -> None:
+def test_fractional_time_steps_are_truncated_after_multiplying() -> None:
     """Unlike later versions, transformers 5.17 truncates seconds first: time stands still at 4 frames a second."""
     found = mrope_positions(8, [FeatureRows(2, (4, 1, 1), 2 * 0.5), FeatureRows(6, (2, 1, 1), 1.5)])
     assert found[0].tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
@@ -77,6 +77,6 @@ def test_text_counts_in_all_rows() -> None:
     assert rope_delta(text_positions(9)) == 0 and rope_delta(text_positions(0)) == 0
 
 
-def test_limits_end_with_the_image() -> None:
+def test_limits_are_the_end_of_the_image() -> None:
     limits = bidirectional_limits(12, [FeatureRows(2, (1, 1, 3)), FeatureRows(7, (1, 2, 2))])
     assert limits.tolist() == [0, 0, 5, 5, 5, 0, 0, 11, 11, 11, 11, 0]

@@ -72,7 +72,7 @@ def test_conversations_render_the_same(pair: Pair) -> None:
     assert compared >= 5
 
 
-def test_special_tokens_of_users_stay_text(pair: Pair) -> None:
+def test_special_tokens_from_users_stay_text(pair: Pair) -> None:
     tokenizer = pair.ours.tokenizer
     plain = pair.ours.chat([{"role": "user", "content": "x"}]).token_ids.tolist()
     expected = [token_id for token_id in plain if token_id in tokenizer.special_ids]
