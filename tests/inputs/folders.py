@@ -1,4 +1,4 @@
-"""Tiny checkpoint folders for tests: trained-on-the-fly tokenizers with the real special tokens, and settings files."""
+"""Writes tiny checkpoint folders: settings files, and freshly trained tokenizers with the real special tokens."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ CORPUS = [
 
 
 def train_byte_level(specials: list[str], tags: list[str]) -> Tokenizer:
-    """A byte-level BPE in Qwen's manner: vocabulary first, added tokens behind it."""
+    """A byte-level BPE like Qwen's: added tokens follow the vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,7 +61,7 @@ def train_byte_level(specials: list[str], tags: list[str]) -> Tokenizer:
 
 
 def train_sentencepiece_like() -> Tokenizer:
-    """A BPE with byte fallback in Gemma's manner: special tokens are part of the vocabulary."""
+    """A BPE with byte fallback like Gemma's: special tokens are part of the vocabulary."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -91,7 +91,7 @@ def write_folder(folder: Path, tokenizer: Tokenizer, files: dict[str, dict[str, 
 
 
 def write_qwen(folder: Path, model_type: str = "qwen3_vl") -> Path:
-    """Settings as the real checkpoints have them, with small pixel budgets."""
+    """The settings of real checkpoints, with small pixel budgets."""
     tokenizer = train_byte_level(QWEN_SPECIALS, QWEN_TAGS)
     token_ids = {
         "image_token_id": tokenizer.token_to_id("<|image_pad|>"),

@@ -1,9 +1,9 @@
-"""A fuzzer for what reads media: headers, JPEG markers, animations, containers, data URLs and the decoders behind them.
+"""A fuzzer for all code that reads media: headers, JPEG markers, animations, containers, data URLs and decoders.
 
-Case i of a seed is always the same bytes: `python -m tests.inputs.fuzz_media --seed 7 --only 1234` runs one again, and
-`--minutes 30` runs new ones until the time is over. What may come of a case is pixels within the limits, or a
-RequestError with a printable text. Decoders run in the processes of a MediaPool, as in a server, so that a crash is
-found and not suffered.
+Case i of a seed is always the same bytes: `python -m tests.inputs.fuzz_media --seed 7 --only 1234` repeats one, and
+`--minutes 30` runs new ones until time is up. A case must give pixels within the limits, or a RequestError with a
+printable text. Decoders run in the processes of a MediaPool, as in a server, so that a crash is reported and does not
+end the fuzzer.
 """
 
 import base64
@@ -31,12 +31,12 @@ from tests.fuzzing import fuzz, fuzz_reader
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 
 LIMITS = ImageLimits(max_bytes=2**20, max_pixels=2**20, max_frames=32, max_video_pixels=2**22)
-MOST_CPU_S = 5.0  # for a parser, of a file below a megabyte; they take milliseconds
+MOST_CPU_S = 5.0  # for a parser and a file below a megabyte; milliseconds are normal
 _INTERESTING = (0, 1, 2, 3, 4, 7, 8, 0x2C, 0x21, 0x3B, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, 0xD8, 0xD9, 0xDA, 0xDB, 0xFE, 0xFF)
 
 
 class FoundError(AssertionError):
-    """A case that came to something else than pixels or a refusal."""
+    """A case that gave neither pixels nor a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Case:
 
 
 def corpus() -> dict[str, bytes]:
-    """Small files of every kind that is accepted, and of the kinds that were trouble once."""
+    """Small files of every accepted kind, and of kinds that once caused trouble."""
     rng = np.random.default_rng(0)
     noise = Image.fromarray(rng.integers(0, 256, (24, 40, 4), dtype=np.uint8))
     frames = [noise.convert("P").rotate(90 * i, expand=False) for i in range(3)]
@@ -102,7 +102,7 @@ def _set(data: bytearray, random: Random, seeds: dict[str, bytes]) -> None:
 
 
 def _number(data: bytearray, random: Random, seeds: dict[str, bytes]) -> None:
-    """A length or a size that is too large, too small or nearly right, most often near the beginning."""
+    """Writes a length or size that is too large, too small or nearly right, mostly near the start."""
     order, size = random.choice("<>"), random.choice("HI")
     value = random.choice((0, 1, 2, 8, 255, 256, 8000, 13000, 65535, 2**31 - 1, 2**32 - 1))
     at = random.randrange(max(1, min(len(data), random.choice((64, 256, len(data) + 1)))))
@@ -136,7 +136,7 @@ _MUTATIONS: tuple[Callable[[bytearray, Random, dict[str, bytes]], None], ...] = 
 
 
 def check_parsers(case: Case) -> None:
-    """What runs in the front end's own process."""
+    """Checks the code that runs in the front end's process."""
     data = case.data
     with bounded(case):
         header = read_header(data)
@@ -156,7 +156,7 @@ def check_parsers(case: Case) -> None:
 
 
 def _check_url(case: Case) -> None:
-    """A data URL of the case gives its bytes; one with the same changes to its text gives any, or is refused."""
+    """A data URL must give the bytes of the case; a mutated URL may give any bytes or be refused."""
     url = "data:image/png;base64," + base64.b64encode(case.data).decode()
     if read_data_url(url, LIMITS) != case.data:
         raise FoundError("a data URL gave other bytes")
@@ -169,7 +169,7 @@ def _check_url(case: Case) -> None:
 
 
 def check_decoders(case: Case, pool: MediaPool) -> None:
-    """What runs in processes that can be killed. Cheap files are decoded here, in bounded time."""
+    """Checks the code that runs in processes that can be killed. Cheap files are decoded here, in bounded time."""
     with bounded(case):
         measured = _refused(lambda: measure_image(case.data, LIMITS))
         pixels = None if measured is None else _refused(lambda: pool.image(measured, LIMITS, ANYTHING))
@@ -184,7 +184,7 @@ def check_decoders(case: Case, pool: MediaPool) -> None:
 
 
 def _refused(call: Callable[[], Any]) -> Any:
-    """The result; None if it was refused, in words that may be shown."""
+    """The result, or None if it was refused with a text that may be shown."""
     try:
         return call()
     except RequestError as error:

@@ -15,7 +15,7 @@ def picture(width: int, height: int, format_: str = "JPEG", **options: Any) -> b
 
 
 def many_scans(width: int, height: int, num_scans: int, *, progressive: bool = True) -> bytes:
-    """A JPEG whose last scan comes again and again, without data: every time all blocks are visited."""
+    """A JPEG that repeats its last scan without data: each repetition visits all blocks."""
     data = picture(8, 8, progressive=True) if progressive else _not_interleaved()
     frame = data.index(b"\xff\xc2" if progressive else b"\xff\xc0")
     data = data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
@@ -25,7 +25,7 @@ def many_scans(width: int, height: int, num_scans: int, *, progressive: bool = T
 
 
 def _not_interleaved() -> bytes:
-    """A sequential JPEG with a scan for each component: its one scan, split."""
+    """A sequential JPEG with one scan for each component."""
     data = picture(8, 8, subsampling=0)
     scan = data.index(b"\xff\xda")
     scans = (b"\xff\xda" + struct.pack(">HB", 8, 1) + bytes([id_, 0, 0, 63, 0]) + b"\x00" for id_ in (1, 2, 3))
@@ -33,7 +33,7 @@ def _not_interleaved() -> bytes:
 
 
 def growing_gif(sizes: Sequence[tuple[int, int]]) -> bytes:
-    """Frames of any sizes (width, height), the first of which is the screen's."""
+    """Frames of the given sizes (width, height). The first is also the size of the screen."""
     data = b"GIF89a" + struct.pack("<HHBBB", *sizes[0], 0x80, 0, 0) + bytes([0, 0, 0, 255, 255, 255])
     for width, height in sizes:
         data += b"\x21\xf9\x04\x00" + struct.pack("<H", 10) + b"\x00\x00"
@@ -42,7 +42,7 @@ def growing_gif(sizes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _lzw_of_zeros(num_pixels: int) -> bytes:
-    """`num_pixels` times colour 0. Each code is one that was just made, so that n codes give n * (n + 1) / 2 pixels."""
+    """`num_pixels` pixels of colour 0. Each code uses the newest entry, so that n codes make n * (n + 1) / 2 pixels."""
     codes: list[tuple[int, int]] = []  # value and width
     left, following, width, run = num_pixels, 6, 3, 0
     codes.append((4, width))
@@ -70,7 +70,7 @@ def _lzw_of_zeros(num_pixels: int) -> bytes:
 
 
 def motion_jpeg(frames: Sequence[bytes], width: int, height: int) -> bytes:
-    """An AVI file that says a size, with any JPEGs as its frames."""
+    """An AVI file that claims the given size, with any JPEGs as frames."""
     count = len(frames)
     main = struct.pack("<10I16x", 40_000, 0, 0, 0x10, count, 0, 1, 0, width, height)
     stream = b"vidsMJPG" + struct.pack("<IHH7IiI4H", 0, 0, 0, 0, 1, 25, 0, count, 0, 0, 0, 0, 0, 0, width, height)

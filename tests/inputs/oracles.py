@@ -1,6 +1,6 @@
-"""transformers' processors, made to work without torchvision.
+"""The processors of transformers, without torchvision.
 
-Only their resize and normalise steps need it; torch's antialiased interpolation on uint8 is what torchvision calls.
+Only their resize and normalise steps need it, and torchvision itself calls torch's antialiased interpolation on uint8.
 """
 
 import sys
@@ -34,7 +34,7 @@ def _normalize(self: Any, image: torch.Tensor, mean: Any, std: Any, **_: Any) ->
 
 @contextmanager
 def without_torchvision() -> Iterator[None]:
-    """Empty modules for the imports, plain torch for the two methods, no check of a video processor's class."""
+    """Provides empty modules to import and plain torch for the two methods, and skips a check of video classes."""
     names = [
         "torchvision",
         "torchvision.transforms",
@@ -65,7 +65,7 @@ def image_processor(folder: Path) -> Any:
 
 
 def video_processor(folder: Path) -> Any:
-    """To be made and called inside `without_torchvision`."""
+    """Create and call it inside `without_torchvision`."""
     kind = video_class(read_json(folder / "config.json")["model_type"])
     settings = read_optional_json(folder / "video_preprocessor_config.json")
     return kind(
@@ -85,7 +85,7 @@ def video_class(model_type: str) -> Any:
 
 
 def processor(folder: Path) -> Any:
-    """To be made and called inside `without_torchvision`."""
+    """Create and call it inside `without_torchvision`."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     template = (folder / "chat_template.jinja").read_text()
     config = read_json(folder / "config.json")
@@ -112,7 +112,7 @@ def rope_index(model_type: str, config: dict[str, Any], **inputs: Any) -> tuple[
 
 
 def fast_image_processor(folder: Path) -> Any:
-    """Pixels (height, width, 3) to patch rows, by the processor classes that servers use (torch's resize on uint8)."""
+    """Turns pixels (height, width, 3) into patch rows with the classes that servers use (torch's resize on uint8)."""
     config = read_json(folder / "config.json")
     is_gemma, vision = config["model_type"] == "gemma3", config["vision_config"]
     if is_gemma:
@@ -134,7 +134,7 @@ def fast_image_processor(folder: Path) -> Any:
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Rows of patches, those of a `merge` x `merge` square together."""
+    """Rows of patches, grouped by `merge` x `merge` squares."""
     rows = torch.nn.functional.unfold(image[None], patch, stride=patch)[0].T
     height, width = image.shape[1] // patch // merge, image.shape[2] // patch // merge
     squares: torch.Tensor = rows.view(height, merge, width, merge, -1).transpose(1, 2)

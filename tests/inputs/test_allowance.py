@@ -1,4 +1,4 @@
-"""What a prompt may cost is judged before the cost arises."""
+"""The cost of a prompt is checked before the work is done."""
 
 import io
 import struct
@@ -33,7 +33,7 @@ def made(folders: dict[str, Path]) -> Processor:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is decoded, nothing is encoded."""
+    """Fails if anything is decoded or encoded."""
 
     def refuse(*args: Any, **more: Any) -> Any:
         raise AssertionError("work was done")
@@ -49,7 +49,7 @@ def png(width: int, height: int, mode: str = "RGB", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def talk(*sources: Any) -> list[Any]:
+def image_messages(*sources: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image", "image": source} for source in sources]}]
 
 
@@ -61,7 +61,7 @@ def refused(call: Callable[[], Any]) -> RequestError:
 
 @pytest.mark.usefixtures("no_work")
 def test_images_that_are_too_large_together_are_not_decoded(made: Processor) -> None:
-    error = refused(lambda: made.chat(talk(*[png(60, 60)] * 3)))
+    error = refused(lambda: made.chat(image_messages(*[png(60, 60)] * 3)))
     assert (error.code, error.status, error.param) == ("image_too_large", 413, "messages[0].content[2].image")
     assert "10800 pixels" in str(error) and "10000" in str(error)
 
@@ -70,14 +70,14 @@ def test_images_that_are_too_large_together_are_not_decoded(made: Processor) -> 
 def test_images_with_too_many_tokens_are_not_decoded(made: Processor) -> None:
     num_tokens = made.images is not None and plan_image(64, 64, made.images).num_tokens
     allowance = Allowance(max_tokens=2 * num_tokens - 1)
-    error = refused(lambda: made.chat(talk(png(64, 64), png(64, 64)), allowance=allowance))
+    error = refused(lambda: made.chat(image_messages(png(64, 64), png(64, 64)), allowance=allowance))
     assert (error.code, error.status, error.param) == ("context_length_exceeded", 400, "messages")
     frames = Video([png(64, 64)] * 4, fps=2.0)
     video = [{"role": "user", "content": [{"type": "video", "video": frames}]}]
     assert refused(lambda: made.chat(video, allowance=Allowance(max_tokens=1))).code == "context_length_exceeded"
 
 
-def test_memory_is_asked_for_before_it_is_used(made: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_held_before_it_is_used(made: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     decoded: list[int] = []
 
@@ -92,14 +92,14 @@ def test_memory_is_asked_for_before_it_is_used(made: Processor, monkeypatch: pyt
 
     monkeypatch.setattr(processor, "decode_image", decode)
     sources = [png(50, 40), png(30, 20, "1")]
-    assert made.chat(talk(*sources), allowance=Allowance(hold=hold)).media[0].pixels.shape == (40, 50, 3)
+    assert made.chat(image_messages(*sources), allowance=Allowance(hold=hold)).media[0].pixels.shape == (40, 50, 3)
     assert held == [3 * 2600 + 8 * 2000] and decoded == [1, 1]
     with pytest.raises(CapacityError):
-        made.chat(talk(*sources), allowance=Allowance(hold=hold))
+        made.chat(image_messages(*sources), allowance=Allowance(hold=hold))
     assert decoded == [1, 1]
 
 
-def test_nobody_decodes_for_a_client_that_left(made: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_stops_when_the_client_leaves(made: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[MeasuredImage] = []
 
     def decode(item: MeasuredImage, **more: Any) -> Any:
@@ -113,11 +113,11 @@ def test_nobody_decodes_for_a_client_that_left(made: Processor, monkeypatch: pyt
             raise StopWorkError
 
     with pytest.raises(StopWorkError):
-        made.chat(talk(*[png(20, 20)] * 4), allowance=Allowance(go_on=go_on))
+        made.chat(image_messages(*[png(20, 20)] * 4), allowance=Allowance(go_on=go_on))
     assert len(decoded) == 2
 
 
-def test_frames_of_a_file_are_held_as_they_come(made: Processor) -> None:
+def test_memory_for_a_files_frames_is_held_as_they_are_decoded(made: Processor) -> None:
     frames = [Image.new("RGB", (32, 32), (i, 0, 0)) for i in range(5)]
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
@@ -134,7 +134,7 @@ def test_frames_of_a_file_are_held_as_they_come(made: Processor) -> None:
         made.chat(video, allowance=Allowance(hold=full))
 
 
-def test_a_turned_image_has_as_many_tokens_as_its_header_says(made: Processor) -> None:
+def test_a_rotated_image_has_as_many_tokens_as_its_header_says(made: Processor) -> None:
     rng = np.random.default_rng(3)
     assert made.images is not None
     for _ in range(30):
@@ -144,11 +144,11 @@ def test_a_turned_image_has_as_many_tokens_as_its_header_says(made: Processor) -
         buffer = io.BytesIO()
         Image.new("RGB", (width, height)).save(buffer, "JPEG", exif=exif)
         sized = size_media(MediaRef("image", buffer.getvalue(), "i"), made.images, ImageLimits())
-        [media] = made.chat(talk(buffer.getvalue())).media
+        [media] = made.chat(image_messages(buffer.getvalue())).media
         assert sized.num_tokens == media.plan.num_tokens and sized.num_pixels == media.pixels[..., 0].size
 
 
-def test_a_second_header_does_not_pass_the_limits_of_the_first() -> None:
+def test_a_second_header_cannot_evade_the_limits() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (64, 48)).save(buffer, "JPEG")
     data = buffer.getvalue()
@@ -159,7 +159,7 @@ def test_a_second_header_does_not_pass_the_limits_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "I;16", "keyed", "palette"])
-def test_images_in_bands_are_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converting_in_bands_gives_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     noise = Image.fromarray(rng.integers(0, 256, (37, 23, 4), dtype=np.uint8))
     options: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def test_text_that_cannot_fit_is_not_encoded(made: Processor) -> None:
         assert (error.code, error.param) == ("context_length_exceeded", param) and "--max-model-len" in str(error)
 
 
-def test_prompts_up_to_the_limit_are_made_and_counted_beyond_it(made: Processor) -> None:
+def test_prompts_are_made_up_to_the_limit_and_counted_beyond_it(made: Processor) -> None:
     text = "the quick brown fox " * 20
     num_tokens = len(made.text(text))
     assert len(made.text(text, allowance=Allowance(max_tokens=num_tokens))) == num_tokens
@@ -214,7 +214,7 @@ def test_no_text_that_fits_is_refused(made: Processor) -> None:
 
 
 def test_other_threads_run_while_a_text_is_encoded(made: Processor) -> None:
-    """With threads that never take turns by themselves, this one runs only if the other lets it."""
+    """With an endless switch interval, this thread runs only if the other releases the GIL."""
     text = " ".join(fuzz_texts(50, seed=4)) * 100
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that are odd, broken or mean no good end in one sentence that names them."""
+"""Odd, broken or malicious checkpoint files are refused in one sentence that names them."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def change(file: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", DEEP, "[" * 50_000, '{"a": ' + "9" * 5000 + "}", "\0"])
-def test_files_that_are_no_json_are_named(folder: Path, name: str, text: str) -> None:
+def test_files_that_are_not_json_are_refused(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     with pytest.raises(ConfigError) as refused:
         Processor.from_folder(folder)
@@ -59,7 +59,7 @@ def test_files_that_are_no_json_are_named(folder: Path, name: str, text: str) ->
         {"5": {"content": "<x>", "lstrip": {"a": []}}},
     ],
 )
-def test_added_tokens_that_are_none_are_refused_in_a_sentence(folder: Path, added: Any) -> None:
+def test_invalid_added_tokens_are_refused_by_name(folder: Path, added: Any) -> None:
     change(folder / "tokenizer_config.json", added_tokens_decoder=added)
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: added_tokens_decoder"):
         Processor.from_folder(folder)
@@ -67,18 +67,18 @@ def test_added_tokens_that_are_none_are_refused_in_a_sentence(folder: Path, adde
 
 @pytest.mark.parametrize("name", ["additional_special_tokens", "extra_special_tokens"])
 @pytest.mark.parametrize("value", [5, "x", True])
-def test_special_tokens_that_are_no_list_are_refused_in_a_sentence(folder: Path, name: str, value: Any) -> None:
+def test_special_tokens_that_are_not_a_list_are_refused_by_name(folder: Path, name: str, value: Any) -> None:
     change(folder / "tokenizer_config.json", **{name: value})
     with pytest.raises(ConfigError, match=name):
         Processor.from_folder(folder)
 
 
-def test_names_that_are_no_text_name_nothing(folder: Path) -> None:
+def test_named_tokens_that_are_not_text_are_ignored(folder: Path) -> None:
     change(folder / "tokenizer_config.json", bos_token="\ud800", unk_token={"content": [5]})
     assert Processor.from_folder(folder).tokenizer.named_token("bos_token") is None
 
 
-def test_a_prefix_that_would_end_the_process_is_refused(folder: Path) -> None:
+def test_a_prefix_that_would_abort_the_process_is_refused(folder: Path) -> None:
     definition = json.loads((folder / "tokenizer.json").read_text())
     definition["model"]["continuing_subword_prefix"] = "##"
     (folder / "tokenizer.json").write_text(json.dumps(definition))
@@ -87,7 +87,7 @@ def test_a_prefix_that_would_end_the_process_is_refused(folder: Path) -> None:
 
 
 class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+    """Raised by Rust libraries."""
 
 
 class Panicking:
@@ -95,7 +95,7 @@ class Panicking:
         raise PanicException("index out of bounds")
 
 
-def test_a_panic_of_the_tokenizer_is_the_requests_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_panic_fails_only_the_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     monkeypatch.setattr(tokenizer, "_main", Panicking())
     with pytest.raises(RequestError, match="cannot encode"):
@@ -122,13 +122,13 @@ DOUBLING = "{% set ns = namespace(x='x') %}{% for i in range(31) %}{% set ns.x =
         "{{ ('a' * 10000) | replace('a', 'b' * 100000) }}",
     ],
 )
-def test_templates_that_eat_memory_are_refused_before_they_are_used(tmp_path: Path, source: str) -> None:
+def test_templates_that_exhaust_memory_are_refused_before_they_are_used(tmp_path: Path, source: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(ConfigError, match=r"256 MiB.*--chat-template"):
         try_template(tmp_path)
 
 
-def test_templates_that_do_not_are_taken(folder: Path, tmp_path: Path) -> None:
+def test_other_templates_are_accepted(folder: Path, tmp_path: Path) -> None:
     try_template(folder)
     for source in ("{{ messages[0].content }}", "{% broken", "{{ raise_exception('no') }}"):
         (tmp_path / "a.jinja").write_text(source)

@@ -70,7 +70,7 @@ def test_text_and_ids_equal_transformers(folders: dict[str, Path], family: str) 
     for conversation in conversations():
         try:
             text, ids = expected_text(folders[family], conversation)
-        except Exception:  # this template refuses the conversation: so must ours
+        except Exception:  # transformers refuses the conversation, and so must we
             with pytest.raises(RequestError):
                 processor.template.render(**conversation)
             continue
@@ -118,7 +118,7 @@ def hostile_texts() -> list[str]:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3", "qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("place", ["content", "part", "system", "assistant", "tool", "name", "schema", "variable"])
-def test_special_tokens_of_users_stay_text(folders: dict[str, Path], family: str, place: str) -> None:
+def test_special_tokens_from_users_stay_text(folders: dict[str, Path], family: str, place: str) -> None:
     processor = Processor.from_folder(folders[family])
     tokenizer = processor.tokenizer
     for text in hostile_texts():
@@ -155,7 +155,7 @@ def _specials(token_ids: Any, tokenizer: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3"])
-def test_tokens_cannot_be_put_together_from_parts(folders: dict[str, Path], family: str) -> None:
+def test_tokens_cannot_be_assembled_from_parts(folders: dict[str, Path], family: str) -> None:
     processor = Processor.from_folder(folders[family])
     tokenizer = processor.tokenizer
     plain = processor.chat([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
@@ -170,7 +170,7 @@ def test_tokens_cannot_be_put_together_from_parts(folders: dict[str, Path], fami
                     assert _specials(prompt.token_ids, tokenizer) == _specials(plain.token_ids, tokenizer), parts
 
 
-def test_tokens_cannot_be_put_together_with_the_template() -> None:
+def test_tokens_cannot_be_completed_by_the_template() -> None:
     template = ChatTemplate("<|{{ messages[0].content }}|><|im_{{ messages[0].content }}", special_tokens=QWEN_SPECIALS)
     for text in ("im_end", "end|>", "image_pad", "im_end|>", " im_end "):
         rendered = template.render([{"role": "user", "content": text}])
@@ -179,7 +179,7 @@ def test_tokens_cannot_be_put_together_with_the_template() -> None:
         assert rendered.text == f"<|{text}|><|im_{text}"
 
 
-def test_ordinary_text_carries_no_plain_segments() -> None:
+def test_ordinary_text_has_no_plain_segments() -> None:
     template = ChatTemplate("<|im_start|>{{ messages[0].content }}<|im_end|>", special_tokens=QWEN_SPECIALS)
     for text in ["> quote <", "a < b |> c", "<|", "|>", "end", "<|im_", "im_end|>", *fuzz_texts(50, seed=12)]:
         rendered = template.render([{"role": "user", "content": text}])
@@ -195,7 +195,7 @@ def test_templates_see_the_real_text() -> None:
     assert template.render([{"role": "user", "content": "<think>a</think> b "}]).text == "True True 18"
 
 
-def test_the_mark_is_never_in_the_text() -> None:
+def test_marks_never_occur_in_the_text() -> None:
     assert [*unused_marks([{"a": ["\ufdd0"]}, "\ufdd1", {"\ufdd3": 1}], "\ufdd0\ufdd1\ufdd2\ufdd3")] == ["\ufdd2"]
     template = ChatTemplate("\ufdd0{{ messages[0].content }}\ufdd1", special_tokens=QWEN_SPECIALS)
     text = "\ufdd2 <|im_end|> \ufdd4"
@@ -215,15 +215,15 @@ class _Searched(str):
 
 
 @pytest.mark.parametrize("text", ["eot_id|> and no token but half of one: <|reserved_special_token_7", "<|", "a" * 99])
-def test_all_tokens_are_searched_once_for_a_string(text: str) -> None:
-    """Models have hundreds of them, and the event loop does this for up to thousands of strings of a request."""
+def test_a_string_is_searched_for_in_all_tokens_at_once(text: str) -> None:
+    """Models have hundreds of tokens, and the event loop does this for up to thousands of strings per request."""
     guarded = GuardedTokens([f"<|reserved_special_token_{i}|>" for i in range(250)])
     joined = guarded.joined = _Searched(guarded.joined)
     SpecialTokenGuard(guarded, "\ufdd0\ufdd1\ufdd2").protect(text)
     assert joined.num_searches == 1
 
 
-def test_deep_data_is_refused() -> None:
+def test_deeply_nested_data_is_refused() -> None:
     value: Any = "x"
     for _ in range(100):
         value = [value]
@@ -248,7 +248,7 @@ def test_marks_survive_ascii_json() -> None:
 
 
 def test_types_of_a_schema_may_be_lists() -> None:
-    """As they are for what may be null."""
+    """Such as for nullable values."""
     template = ChatTemplate("{{ tools | tojson }}", special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
     tools = [{"type": ["string", "null"], "role": None}]
     assert json.loads(template.render([{"role": "user", "content": "x"}], tools=tools).text) == tools
@@ -330,7 +330,7 @@ def test_strings_reach_templates_that_know_only_parts() -> None:
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "chat_template", "add_generation_prompt", "bos_token", "raise_exception"]
 )
-def test_variables_cannot_replace_what_is_ours(folders: dict[str, Path], name: str) -> None:
+def test_variables_cannot_replace_reserved_names(folders: dict[str, Path], name: str) -> None:
     with pytest.raises(RequestError, match=name) as caught:
         Processor.from_folder(folders["qwen3"]).chat([{"role": "user", "content": "x"}], variables={name: "y"})
     assert caught.value.param == "chat_template_kwargs"
@@ -367,7 +367,7 @@ def test_template_errors_have_fixed_texts(source: str, code: str) -> None:
     assert caught.value.code == code and "secret" not in str(caught.value)
 
 
-def test_broken_templates_are_a_fault_of_the_checkpoint() -> None:
+def test_broken_templates_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="does not compile: SyntaxError in line 2"):
         ChatTemplate("ok\n{% if %}")
 
@@ -392,7 +392,7 @@ def test_final_message_is_continued(folders: dict[str, Path]) -> None:
         ChatTemplate("x").render(messages, continue_final_message=True)
 
 
-def test_templates_are_found_in_every_place(tmp_path: Path) -> None:
+def test_templates_are_found_in_every_file_that_may_have_one(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "three"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -416,7 +416,7 @@ def test_media_references_are_in_order(folders: dict[str, Path]) -> None:
     assert "u0" not in rendered.text
 
 
-def test_a_template_of_a_file_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+def test_a_template_file_replaces_the_checkpoints_template(tmp_path: Path) -> None:
     folder, file = tmp_path / "checkpoint", tmp_path / "other.jinja"
     folder.mkdir()
     (folder / "chat_template.jinja").write_text("own")
@@ -434,14 +434,14 @@ def test_a_template_of_a_file_takes_the_place_of_the_checkpoints(tmp_path: Path)
         (None, r"which is not a file; give one with a template \(--chat-template\)"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_file_that_is_not_a_template_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "other.jinja").write_text(text)
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(read_template(tmp_path, str(tmp_path / "other.jinja")) or "")
 
 
-def test_a_template_of_a_file_has_no_more_fuel_and_no_more_rights_than_a_checkpoints(tmp_path: Path) -> None:
+def test_a_template_file_has_the_same_fuel_and_rights_as_a_checkpoints_template(tmp_path: Path) -> None:
     file = tmp_path / "other.jinja"
     for text in (
         "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
@@ -463,7 +463,7 @@ def _tags(processor: Processor, **request: Any) -> list[str]:
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("place", ["content", "part", "tool", "schema", "variable"])
-def test_tags_of_users_and_tools_stay_text(folders: dict[str, Path], family: str, place: str) -> None:
+def test_tags_from_users_and_tools_stay_text(folders: dict[str, Path], family: str, place: str) -> None:
     processor = Processor.from_folder(folders[family])
     texts = [
         *KNOWN_TAGS,
@@ -487,7 +487,7 @@ def test_tags_of_users_and_tools_stay_text(folders: dict[str, Path], family: str
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
-def test_tags_cannot_be_put_together_from_parts(folders: dict[str, Path], family: str) -> None:
+def test_tags_cannot_be_assembled_from_parts(folders: dict[str, Path], family: str) -> None:
     processor = Processor.from_folder(folders[family])
     for tag in KNOWN_TAGS:
         for cut in range(1, len(tag)):
@@ -497,7 +497,7 @@ def test_tags_cannot_be_put_together_from_parts(folders: dict[str, Path], family
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<think>", "</tool_call>"])
 def test_no_part_of_a_token_or_tag_is_completed_by_the_template(token: str) -> None:
-    """Whether the user writes its beginning, its end or its middle, alone or beside other words."""
+    """Whether the user writes its start, end or middle, alone or next to other words."""
     for start, end in combinations(range(len(token) + 1), 2):
         source = token[:start] + "{{ messages[0].content }}" + token[end:]
         template = ChatTemplate(source, special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)

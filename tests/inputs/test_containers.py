@@ -1,4 +1,4 @@
-"""Animations and films: what is refused before or while they are decoded."""
+"""Animations and video files that are refused before or during decoding."""
 
 import struct
 from fractions import Fraction
@@ -26,21 +26,21 @@ def refusal(data: bytes, limits: ImageLimits = LIMITS) -> RequestError:
 
 
 def moving_webp(width: int, height: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
-    """A canvas and any chunks behind it."""
+    """A canvas followed by the given chunks."""
     canvas = b"\x02\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     parts = [name + struct.pack("<I", len(body)) + body + bytes(len(body) % 2) for name, body in chunks]
     body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + b"".join(parts)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def test_frames_of_a_webp_are_counted_between_its_other_chunks() -> None:
+def test_webp_frames_are_counted_among_other_chunks() -> None:
     chunks = [(b"ANIM", bytes(6)), (b"ANMF", bytes(25)), (b"EXIF", b"ANMF" * 3), (b"ANMF", bytes(16)), (b"ANMF", b"")]
     data = moving_webp(30, 20, chunks)
     assert measure_animation(data, 20, 30) == Animation(20, 30, 3)
     assert measure_animation(data[:-9], 20, 30).num_frames == 2, "a file that ends too early has those before the end"
 
 
-def test_a_webp_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
+def test_a_webp_with_too_many_pixels_is_refused_before_it_is_decoded() -> None:
     frames = [(b"ANMF", bytes(16))] * 140
     error = refusal(moving_webp(4000, 4000, frames))
     assert (error.code, error.status) == ("video_too_large", 413) and "140 frames of 4000x4000" in str(error)
@@ -57,7 +57,7 @@ def test_a_webp_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
     ],
     ids=["blocks of one extension", "frames", "bytes that begin nothing", "chunks"],
 )
-def test_an_animation_of_too_many_pieces_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_animation_with_too_many_pieces_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_animation(data, 16, 16)
     monkeypatch.setattr(animations, "MAX_BLOCKS", 100)
     with pytest.raises(RequestError, match="more than 100") as refused:
@@ -65,7 +65,7 @@ def test_an_animation_of_too_many_pieces_is_refused(data: bytes, monkeypatch: py
     assert (refused.value.code, refused.value.status) == ("video_too_large", 413)
 
 
-@pytest.mark.parametrize("kind", ["animation", "film"])
+@pytest.mark.parametrize("kind", ["animation", "container"])
 class TestBothKinds:
     @pytest.fixture
     def data(self, kind: str) -> bytes:
@@ -75,7 +75,7 @@ class TestBothKinds:
         pytest.importorskip("av")
         return motion_jpeg([picture(32, 16)] * 12, 32, 16)
 
-    def test_too_many_frames_to_look_at_are_refused(self, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_many_frames_are_refused(self, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(containers, "MAX_DECODED_FRAMES", 12)
         assert len(decode_video(data, LIMITS)[0]) == 12
         monkeypatch.setattr(containers, "MAX_DECODED_FRAMES", 11)
@@ -86,12 +86,12 @@ class TestBothKinds:
         monkeypatch.setattr(containers, "MAX_DECODE_S", -1.0)
         assert refusal(data).code == "video_too_long"
 
-    def test_one_frame_must_fit_all_that_a_video_may_have(self, data: bytes) -> None:
+    def test_a_frame_larger_than_the_limit_for_videos_is_refused(self, data: bytes) -> None:
         assert len(decode_video(data, ImageLimits(max_video_pixels=32 * 16))[0]) == 1
         error = refusal(data, ImageLimits(max_video_pixels=32 * 16 - 1))
         assert (error.code, error.status) == ("video_too_large", 413) and "frames of 32x16" in str(error)
 
-    def test_a_lack_of_memory_says_nothing_about_the_file(self, data: bytes) -> None:
+    def test_running_out_of_memory_is_not_blamed_on_the_file(self, data: bytes) -> None:
         def fail(error: Exception) -> Allowance:
             def hold(num_bytes: int) -> None:
                 raise error
@@ -104,15 +104,15 @@ class TestBothKinds:
             decode_video(data, LIMITS, fail(ValueError("a text of a decoder")))
 
 
-def test_a_film_that_grows_on_its_way_is_not_decoded_beyond_the_size_it_said() -> None:
-    """FFmpeg itself refuses the larger frames: nothing is held for them, nor allocated."""
+def test_frames_larger_than_a_video_claims_are_not_decoded() -> None:
+    """FFmpeg itself refuses the larger frames, so no memory is held or allocated for them."""
     held: list[int] = []
-    frames, _ = decode_video(film([(64, 64), (1280, 1280)]), LIMITS, Allowance(hold=held.append))
+    frames, _ = decode_video(video_file([(64, 64), (1280, 1280)]), LIMITS, Allowance(hold=held.append))
     assert frames.shape[1:] == (64, 64, 3) and max(held) == SCRATCH_BYTES * 64 * 64
 
 
-def film(sizes: list[tuple[int, int]]) -> bytes:
-    """An AVI that says the first size, with two frames of each."""
+def video_file(sizes: list[tuple[int, int]]) -> bytes:
+    """An AVI file that claims the first size, with two frames of each size."""
     av: Any = pytest.importorskip("av")
     file, packets = BytesIO(), []
     for width, height in sizes:

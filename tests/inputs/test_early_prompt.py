@@ -1,4 +1,4 @@
-"""What is made while images are decoded is what would be made afterwards."""
+"""A prompt made while its images are decoded equals one made afterwards."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.test_images import encode
 
 HANG_S = 60.0
-Beside = Callable[[Callable[[], Any]], Future[Any]]
+Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,13 @@ def processors(folders: dict[str, Path]) -> dict[str, Processor]:
 
 
 @pytest.fixture
-def beside() -> Iterator[Beside]:
+def beside() -> Iterator[Submit]:
     with ThreadPoolExecutor(2) as threads:
         yield threads.submit
 
 
 def at_once(work: Callable[[], Any]) -> Future[Any]:
-    """As if another thread were quicker."""
+    """Acts as a thread that finishes first."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     try:
@@ -45,7 +45,7 @@ def at_once(work: Callable[[], Any]) -> Future[Any]:
 
 
 def never(work: Callable[[], Any]) -> Future[Any]:
-    """As if all threads were busy."""
+    """Acts as a pool whose threads are all busy."""
     return Future()
 
 
@@ -59,7 +59,7 @@ def turned(width: int, height: int) -> bytes:
     return encode(picture(width, height), "JPEG", exif=exif)
 
 
-def chat(processor: Processor, media: list[Any], beside: Beside | None, text: str = "What is it?") -> Prompt:
+def chat(processor: Processor, media: list[Any], beside: Submit | None, text: str = "What is it?") -> Prompt:
     content = [{"type": "text", "text": text}, *({"type": "image"} for _ in media)]
     return processor.chat([{"role": "user", "content": content}], media=media, allowance=Allowance(beside=beside))
 
@@ -83,16 +83,16 @@ MEDIA: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", [at_once, never])
+@pytest.mark.parametrize("submit", [at_once, never])
 @pytest.mark.parametrize("name", MEDIA)
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
-def test_prompts_are_the_same(family: str, name: str, way: Beside, processors: dict[str, Processor]) -> None:
+def test_prompts_are_the_same(family: str, name: str, submit: Submit, processors: dict[str, Processor]) -> None:
     processor = processors[family]
-    assert_same(chat(processor, MEDIA[name], way), chat(processor, MEDIA[name], None))
+    assert_same(chat(processor, MEDIA[name], submit), chat(processor, MEDIA[name], None))
 
 
 def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
-    processors: dict[str, Processor], beside: Beside, monkeypatch: pytest.MonkeyPatch
+    processors: dict[str, Processor], beside: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_encoded = threading.Event()
     tokenize = Tokenizer.encode
@@ -114,7 +114,7 @@ def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
     assert len(prompt.media) == 1 and len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
-def test_a_damaged_image_is_told_before_text_that_cannot_be_encoded(
+def test_a_damaged_image_is_reported_before_text_that_cannot_be_encoded(
     processors: dict[str, Processor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:
@@ -123,16 +123,16 @@ def test_a_damaged_image_is_told_before_text_that_cannot_be_encoded(
     monkeypatch.setattr(Tokenizer, "encode", refuse)
     whole = encode(picture(64, 64), "PNG")
     for data, code in ((whole[:-200], "image_invalid"), (whole, "invalid_text")):
-        for way in (at_once, never, None):
+        for submit in (at_once, never, None):
             with pytest.raises(RequestError) as error:
-                chat(processors["qwen3_vl"], [data], way)
+                chat(processors["qwen3_vl"], [data], submit)
             assert error.value.code == code
 
 
-def test_what_a_refused_request_began_has_ended_when_it_is_refused(
-    processors: dict[str, Processor], beside: Beside, monkeypatch: pytest.MonkeyPatch
+def test_early_work_has_ended_when_a_request_is_refused(
+    processors: dict[str, Processor], beside: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory counts as free from then on."""
+    """Because its memory counts as free from then on."""
     has_begun, may_end, ended = threading.Event(), threading.Event(), list[bool]()
 
     def slow(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""The fetcher against a server that means harm: nothing is sent to where nothing may be sent."""
+"""The fetcher against hostile servers and URLs: it sends nothing to addresses that are not allowed."""
 
 import asyncio
 import shutil
@@ -34,7 +34,7 @@ async def refusal(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeou
     return caught.value
 
 
-def test_a_public_picture_is_fetched_by_name_at_the_address_that_was_checked() -> None:
+def test_a_public_picture_is_fetched_from_the_checked_address() -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             assert await fetch(web.fetcher(), "http://Media.Test.:8080/a%20b/ü?q=1&r=[x]#part") == BODY
@@ -46,7 +46,7 @@ def test_a_public_picture_is_fetched_by_name_at_the_address_that_was_checked() -
     live(test())
 
 
-def test_nothing_is_fetched_unless_it_was_allowed() -> None:
+def test_nothing_is_fetched_unless_allowed() -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             closed = web.fetcher(allows_all=False)
@@ -59,7 +59,7 @@ def test_nothing_is_fetched_unless_it_was_allowed() -> None:
     live(test())
 
 
-def test_allowed_domains_are_names_and_everything_below_them_with_a_star() -> None:
+def test_a_star_allows_all_subdomains() -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             names = {name: [[PUBLIC]] for name in ("a.org", "x.b.org", "x.y.b.org")}
@@ -70,7 +70,7 @@ def test_allowed_domains_are_names_and_everything_below_them_with_a_star() -> No
     live(test())
 
 
-def test_an_address_of_version_six_keeps_its_brackets() -> None:
+def test_an_ipv6_address_keeps_its_brackets() -> None:
     async def test() -> None:
         async with serve(answer(b"", "302 Found", Location="/there")) as web:
             fetcher, dialled = web.fetcher(max_redirects=1), list[str]()
@@ -104,12 +104,12 @@ def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-def test_public_addresses_are_public_also_when_they_are_mapped() -> None:
+def test_public_addresses_are_public_even_if_mapped() -> None:
     assert all(map(is_public, (*OPEN, "::ffff:8.8.8.8")))
 
 
 @pytest.mark.parametrize("address", [a for a in PRIVATE if a not in ("nonsense", "")])
-def test_a_name_with_a_private_address_is_refused_before_anything_is_sent(address: str) -> None:
+def test_a_host_with_a_private_address_is_refused_before_anything_is_sent(address: str) -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             for found in ([address], [PUBLIC, address], [address, PUBLIC]):
@@ -178,7 +178,7 @@ TRICKS = (
 
 
 @pytest.mark.parametrize("url", TRICKS)
-def test_tricks_send_nothing(url: str) -> None:
+def test_tricky_urls_send_nothing(url: str) -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             names = {"localhost": [["127.0.0.1", "::1"]], "metadata.google.internal": [["169.254.169.254"]]}
@@ -189,7 +189,7 @@ def test_tricks_send_nothing(url: str) -> None:
     live(test())
 
 
-def test_the_name_is_resolved_once_so_a_later_answer_changes_nothing() -> None:
+def test_the_host_is_resolved_only_once() -> None:
     """DNS rebinding: the second answer would be the metadata service."""
 
     async def test() -> None:
@@ -203,7 +203,7 @@ def test_the_name_is_resolved_once_so_a_later_answer_changes_nothing() -> None:
     live(test())
 
 
-def test_the_next_address_is_tried_where_one_is_down() -> None:
+def test_the_next_address_is_tried_if_one_is_down() -> None:
     async def test() -> None:
         async with serve(answer(BODY)) as web:
             inner = web.fetcher()._dial
@@ -235,7 +235,7 @@ class TestRedirects:
             "gopher://media.test/",
         ],
     )
-    def test_one_that_leads_inside_is_not_followed(self, location: str) -> None:
+    def test_redirects_to_the_internal_network_are_not_followed(self, location: str) -> None:
         async def test() -> None:
             async with serve(answer(b"", "302 Found", Location=location)) as web:
                 fetcher = web.fetcher(names={"media.test": [[PUBLIC]], "rebind.test": [["10.0.0.1"]]}, max_redirects=1)
@@ -245,7 +245,7 @@ class TestRedirects:
 
         live(test())
 
-    def test_one_that_leads_to_another_host_needs_that_host_allowed(self) -> None:
+    def test_a_redirect_to_another_host_needs_that_host_allowed(self) -> None:
         async def test() -> None:
             async with serve(answer(b"", "301 Moved", Location="http://other.test/")) as web:
                 names = {"media.test": [[PUBLIC]], "other.test": [[PUBLIC]]}
@@ -255,7 +255,7 @@ class TestRedirects:
 
         live(test())
 
-    def test_they_are_followed_a_few_times_and_checked_each_time(self) -> None:
+    def test_redirects_are_followed_a_few_times_and_checked_each_time(self) -> None:
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
             count = int(path.rpartition("/")[2] or 0)
             to = answer(BODY) if count == 3 else answer(b"", "307 Temporary Redirect", Location=f"/deep/{count + 1}")
@@ -273,7 +273,7 @@ class TestRedirects:
         live(test())
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 200, 201, 300, 304])
-    def test_only_a_redirect_is_followed(self, status: int) -> None:
+    def test_only_redirects_are_followed(self, status: int) -> None:
         is_redirect = status in (301, 302, 303, 307, 308)
 
         async def test() -> None:
@@ -298,7 +298,7 @@ class TestRedirects:
 
 
 class TestBodies:
-    def test_a_body_that_says_it_is_too_long_is_not_read(self) -> None:
+    def test_a_body_that_declares_too_many_bytes_is_not_read(self) -> None:
         async def test() -> None:
             async with serve(answer(b"x" * 100, Content_Length="1000000000000")) as web:
                 error = await refusal(web.fetcher(), "http://media.test/", max_bytes=1000)
@@ -307,7 +307,7 @@ class TestBodies:
         live(test())
 
     @pytest.mark.parametrize("has_length", [True, False])
-    def test_a_body_of_as_many_bytes_as_allowed_is_read(self, has_length: bool) -> None:
+    def test_a_body_of_exactly_the_allowed_size_is_read(self, has_length: bool) -> None:
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
             size = f"Content-Length: {len(BODY)}\r\n" if has_length else ""
             writer.write(f"HTTP/1.1 200 OK\r\n{size}Connection: close\r\n\r\n".encode() + BODY)
@@ -338,7 +338,7 @@ class TestBodies:
 
         live(test())
 
-    def test_a_body_that_drips_is_given_up_at_the_deadline(self) -> None:
+    def test_a_body_that_trickles_in_is_abandoned_at_the_deadline(self) -> None:
         async def test() -> None:
             async with serve(drip) as web:
                 error = await refusal(web.fetcher(), "http://media.test/", max_bytes=100_000, timeout_s=0.3)
@@ -347,7 +347,7 @@ class TestBodies:
 
         live(test())
 
-    def test_a_server_that_says_nothing_is_given_up_at_the_deadline(self) -> None:
+    def test_a_silent_server_is_abandoned_at_the_deadline(self) -> None:
         over = asyncio.Event()
 
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
@@ -361,7 +361,7 @@ class TestBodies:
         live(test())
 
     @pytest.mark.parametrize("status, expected", [("404 Not Found", 400), ("500 Oops", 424), ("204 No Content", 424)])
-    def test_other_answers_are_errors(self, status: str, expected: int) -> None:
+    def test_other_statuses_are_errors(self, status: str, expected: int) -> None:
         async def test() -> None:
             async with serve(answer(b"secret page", status)) as web:
                 error = await refusal(web.fetcher(), "http://media.test/")
@@ -377,7 +377,7 @@ class TestBodies:
         live(test())
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_nonsense_is_an_error_with_a_fixed_text(self, seed: int) -> None:
+    def test_garbage_is_an_error_with_a_fixed_text(self, seed: int) -> None:
         random = Random(seed)
         begin = b"" if seed % 2 else b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -391,7 +391,7 @@ class TestBodies:
         live(test())
 
 
-def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
+def test_a_cancelled_fetch_closes_its_connection() -> None:
     started = asyncio.Event()
 
     async def reply(path: str, writer: asyncio.StreamWriter) -> None:
@@ -411,7 +411,7 @@ def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
     live(test())
 
 
-def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
@@ -422,7 +422,7 @@ def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     live(test())
 
 
-def test_tls_proves_the_name_though_the_connection_goes_to_an_address(tmp_path: Path) -> None:
+def test_tls_verifies_the_name_although_the_connection_goes_to_an_address(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is needed to make a certificate")
@@ -450,7 +450,7 @@ def test_tls_proves_the_name_though_the_connection_goes_to_an_address(tmp_path: 
     live(test())
 
 
-def test_https_is_not_left_for_http() -> None:
+def test_redirects_from_https_to_http_are_refused() -> None:
     fetcher = Fetcher(FetchPolicy(allows_all=True))
 
     async def ask(*args: object) -> str:
@@ -466,7 +466,7 @@ def test_https_is_not_left_for_http() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60) | st.text(alphabet="htp:/\\@[]127.0x#?%ab", max_size=40).map(lambda s: "http://" + s))
-def test_whatever_parses_is_a_plain_host(text: str) -> None:
+def test_every_url_that_parses_has_a_plain_host(text: str) -> None:
     try:
         address = parse_url(text)
     except RequestError:
@@ -476,8 +476,8 @@ def test_whatever_parses_is_a_plain_host(text: str) -> None:
     assert parse_url(address.url) == address
 
 
-def test_names_that_take_long_hold_up_nothing_but_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up cannot be cancelled: those that are given up go on in threads, which nobody else may need."""
+def test_slow_lookups_delay_only_other_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup cannot be cancelled. After a timeout it keeps its thread, so nothing else may need that thread."""
     release = threading.Event()
 
     def slow(*args: Any, **more: Any) -> list[Any]:

@@ -35,7 +35,7 @@ def test_decoders_give_pixels_or_refuse(pool: MediaPool) -> None:
 
 
 def test_files_of_the_corpus_are_whole(pool: MediaPool) -> None:
-    """A corpus of broken files would find nothing."""
+    """Because a corpus of broken files would find nothing."""
     for name, data in corpus().items():
         case = fuzz_media.Case(0, 0, name, data)
         fuzz_media.check_parsers(case)

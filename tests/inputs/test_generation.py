@@ -30,12 +30,12 @@ def test_a_checkpoint_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
     assert found.temperature == 0
 
 
-def test_without_the_file_there_are_no_opinions(tmp_path: Path) -> None:
+def test_without_the_file_there_are_no_sampling_defaults(tmp_path: Path) -> None:
     found = GenerationDefaults.from_folder(write(tmp_path, {"eos_token_id": 3}))
     assert found == GenerationDefaults(eos_token_ids=frozenset({3}))
 
 
-def test_where_nothing_else_names_an_end_it_is_the_tokenizers(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_tokenizers_end_token_is_the_fallback(folders: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(folders["qwen3_vl"], tmp_path, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert GenerationDefaults.from_folder(tmp_path).eos_token_ids == {tokenizer.token_id("<|im_end|>")}
@@ -43,13 +43,13 @@ def test_where_nothing_else_names_an_end_it_is_the_tokenizers(folders: dict[str,
 
 
 @pytest.mark.parametrize("value", ["2", [2, "3"], True, 2.0])
-def test_ends_that_are_no_token_ids_are_named(tmp_path: Path, value: Any) -> None:
+def test_end_tokens_that_are_not_ids_are_refused_by_name(tmp_path: Path, value: Any) -> None:
     for config, generation in (({"eos_token_id": value}, {}), ({}, {"eos_token_id": value})):
         with pytest.raises(ConfigError, match="eos_token_id must be a whole number or a list of them"):
             GenerationDefaults.from_folder(write(tmp_path, config, generation))
 
 
 @pytest.mark.parametrize("value", ["0.7", True, [1]])
-def test_values_that_are_no_numbers_are_named(tmp_path: Path, value: Any) -> None:
+def test_values_that_are_not_numbers_are_refused_by_name(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="top_p must be a number"):
         GenerationDefaults.from_folder(write(tmp_path, {}, {"top_p": value}))

@@ -19,7 +19,7 @@ LIMITS = ImageLimits()
 
 
 def photo(rng: np.random.Generator, height: int, width: int) -> Image.Image:
-    """Noise with the softness of a photograph."""
+    """Noise as soft as a photograph."""
     noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1))
 
@@ -138,7 +138,6 @@ def test_sixteen_bit_colour_is_read() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 16])
 def test_a_transparent_colour_of_any_depth_is_white(depth: int) -> None:
-    """Beside a pixel of the colour lie two that differ from it by little."""
     most = 2**depth - 1
     values = np.random.default_rng(30).integers(0, most + 1, (9, 8)) & most
     for key in {0, 1, most - 1, most}:
@@ -172,7 +171,7 @@ def test_cmyk_and_bilevel_images_become_rgb() -> None:
 
 
 @pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG"])
-def test_animation_gives_its_first_frame(format_: str) -> None:
+def test_an_animation_gives_its_first_frame(format_: str) -> None:
     frames = [Image.new("RGB", (12, 10), colour) for colour in [(255, 0, 0), (0, 255, 0), (0, 0, 255)]]
     options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
     data = encode(frames[0], format_, save_all=True, append_images=frames[1:], **options)
@@ -186,7 +185,7 @@ def test_bmp_and_small_images_are_read() -> None:
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_header_tells_the_size(format_: str) -> None:
+def test_the_header_has_the_size(format_: str) -> None:
     for height, width in [(1, 1), (300, 17), (64, 1000)]:
         data = encode(photo(np.random.default_rng(8), height, width), format_)
         header = read_header(data)
@@ -284,7 +283,7 @@ def test_data_urls() -> None:
     expected = load_image(data, LIMITS)
     escaped = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
     wrapped = "\r\n".join(text[i : i + 60] for i in range(0, len(text), 60))
-    both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # escapes are cut, too
+    both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # line breaks split escapes, too
     assert escaped != text and len({text, escaped, wrapped, both}) == 4
     for body in (escaped, wrapped, both, text + "\n", escaped + "\r\n"):
         assert np.array_equal(load_image("data:image/png;base64," + body, LIMITS), expected)
@@ -324,7 +323,7 @@ def test_pixels_are_read_only() -> None:
         pixels[0, 0, 0] = 1
 
 
-def test_digest_tells_apart_shape_values_and_settings() -> None:
+def test_digests_distinguish_shapes_values_and_settings() -> None:
     rng = np.random.default_rng(18)
     pixels = rng.integers(0, 256, (6, 4, 3), dtype=np.uint8)
     name = digest_pixels(pixels, b"settings")

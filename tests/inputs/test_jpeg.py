@@ -1,4 +1,4 @@
-"""What the markers of a JPEG tell about its cost, whatever lies between, inside and behind its segments."""
+"""The markers of a JPEG tell its cost, whatever is between, inside and after its segments."""
 
 import struct
 from contextlib import suppress
@@ -19,23 +19,23 @@ def segment(marker: int, body: bytes) -> bytes:
 
 
 def with_first(data: bytes, inserted: bytes) -> bytes:
-    """Right behind the marker that begins the file."""
+    """Inserts bytes after the marker that starts the file."""
     return data[:2] + inserted + data[2:]
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_what_follows_the_end_is_not_looked_at(progressive: bool) -> None:
-    """Phones put films and further pictures there."""
+def test_data_after_the_end_is_ignored(progressive: bool) -> None:
+    """Phones store videos and more pictures there."""
     data = picture(64, 48, progressive=progressive)
     for other in (many_scans(8000, 8000, 3000), segment(0xE0, b"") * 5000):
-        more = b"\0\2" + other  # with the marker of the end before it, an empty segment
+        more = b"\0\2" + other  # together with the end marker before it, an empty segment
         assert count_visits(data + more) == count_visits(data)
         assert load_image(data + more, LIMITS).shape == (48, 64, 3)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_picture_inside_a_segment_is_not_the_picture(progressive: bool) -> None:
-    """A thumbnail, for one."""
+def test_a_picture_inside_a_segment_is_ignored(progressive: bool) -> None:
+    """Such as a thumbnail."""
     data = picture(64, 48, progressive=progressive)
     both = with_first(data, segment(0xE1, b"Exif\0\0" + picture(16, 8, progressive=not progressive)))
     assert count_visits(both) == count_visits(data) and is_plain(both) is is_plain(data) is not progressive
@@ -44,13 +44,13 @@ def test_a_picture_inside_a_segment_is_not_the_picture(progressive: bool) -> Non
 
 
 @pytest.mark.parametrize("table", [0xC4, 0xC8, 0xCC])
-def test_a_table_before_the_frame_is_no_frame(table: int) -> None:
+def test_a_table_before_the_frame_is_not_taken_for_it(table: int) -> None:
     data = picture(64, 48)
     both = with_first(data, segment(table, struct.pack(">BHHB", 8, 1, 1, 3) + bytes(9)))
     assert read_header(both) == read_header(data) and read_frame(both) == read_frame(data)
 
 
-def test_a_frame_behind_a_scan_is_not_the_frame() -> None:
+def test_a_frame_after_a_scan_is_ignored() -> None:
     data = picture(64, 48)
     scan = data[data.index(b"\xff\xda") : -2]
     assert read_frame(with_first(data, scan)) is None and not is_plain(with_first(data, scan))
@@ -59,7 +59,7 @@ def test_a_frame_behind_a_scan_is_not_the_frame() -> None:
 @pytest.mark.parametrize(
     "offset, size", [(5, 2), (7, 2), (9, 1), (11, 1)], ids=["height", "width", "count", "sampling"]
 )
-def test_a_frame_of_nothing_is_none(offset: int, size: int) -> None:
+def test_an_empty_frame_is_ignored(offset: int, size: int) -> None:
     data = bytearray(picture(64, 48))
     at = data.index(b"\xff\xc0") + offset
     for mask in (0x00, 0xF0, 0x0F) if offset == 11 else (0x00,):
@@ -67,7 +67,7 @@ def test_a_frame_of_nothing_is_none(offset: int, size: int) -> None:
         assert read_frame(changed) is None and not is_plain(changed) and count_visits(changed) == 0
 
 
-def test_only_huffman_codes_and_few_bytes_are_cheap() -> None:
+def test_only_small_huffman_files_are_cheap() -> None:
     plain, progressive, behind = picture(64, 48), picture(64, 48, progressive=True), bytes(CHEAP_BYTES)
     assert is_cheap(plain) and is_cheap(progressive) and is_cheap(plain + behind)
     assert not is_cheap(progressive + behind), "all of it would be looked through"

@@ -1,4 +1,4 @@
-"""What may be the beginning of a marker is held back, and nothing else."""
+"""Only text that may start a marker is held back."""
 
 import random
 
@@ -23,14 +23,14 @@ from saccade.inputs.text.markers import split_undecided
         ("", ["x"], "", ""),
     ],
 )
-def test_the_longest_possible_beginning_is_held_back(
+def test_the_longest_possible_start_of_a_marker_is_held_back(
     text: str, markers: list[str], blanks: str | None, held: str
 ) -> None:
     assert split_undecided(text, markers, blanks) == (text[: len(text) - len(held)], held)
 
 
-def test_what_is_given_out_can_never_become_a_marker_and_what_is_held_back_still_can() -> None:
-    """By trying: random texts of three letters, against every place where a marker could begin."""
+def test_exactly_the_text_that_can_still_become_a_marker_is_held_back() -> None:
+    """By brute force: random texts of three letters, and every place where a marker could start."""
     rng = random.Random()
     for _ in range(2000):
         markers = ["".join(rng.choices("abc", k=rng.randint(1, 5))) for _ in range(rng.randint(1, 3))]

@@ -1,4 +1,4 @@
-"""Media of messages: where they may come from, how large they may be, and what the processor gets."""
+"""Media in messages: where they may come from, how large they may be, and what the processor receives."""
 
 import asyncio
 import base64
@@ -59,7 +59,7 @@ def refusal(messages: Any, **settings: Any) -> RequestError:
 
 
 class TestDataUrls:
-    def test_all_shapes_of_a_part_hold_the_bytes_afterwards(self) -> None:
+    def test_parts_of_every_form_receive_the_bytes(self) -> None:
         data = picture()
         parts = [
             image_part(data_url(data)),
@@ -75,7 +75,7 @@ class TestDataUrls:
         assert after[1]["content"][1]["image_url"]["detail"] == "low" and before == message(*parts)
         assert find_media(after[1]["content"][1], "p") is not None
 
-    def test_large_ones_do_not_hold_up_the_loop(self) -> None:
+    def test_large_data_urls_do_not_block_the_event_loop(self) -> None:
         data = np.random.default_rng(0).bytes(8 * 2**20)
         url = data_url(data)
 
@@ -110,7 +110,7 @@ class TestDataUrls:
             "data:image/png;base64,éééé",
         ],
     )
-    def test_what_is_not_base64_is_refused(self, url: str) -> None:
+    def test_invalid_base64_is_refused(self, url: str) -> None:
         if url.endswith("QUJ"):
             assert sources(resolve(message(image_part(url)))) == [b"AB"]  # only the padding is missing
             return
@@ -125,20 +125,20 @@ class TestDataUrls:
 
 
 class TestCounts:
-    def test_too_many_are_refused_before_any_is_read(self) -> None:
+    def test_too_many_media_are_refused_before_any_is_read(self) -> None:
         parts = [image_part("http://media.test/")] * 4
         assert refusal(message(*parts[:3]), limit_mm_per_prompt='{"image": 3}').code == "media_not_allowed"
         error = refusal(message(*parts), limit_mm_per_prompt='{"image": 3}')
         assert (error.status, error.code, error.param) == (400, "too_many_images", "messages[1].content[4].image_url")
 
-    def test_the_default_takes_a_few_of_each(self) -> None:
+    def test_the_default_allows_a_few_of_each_kind(self) -> None:
         assert refusal(message(*[image_part("data:,")] * 33)).code == "too_many_images"
         videos = [{"type": "video_url", "video_url": {"url": "data:,"}}] * 5
         assert refusal(message(*videos)).code == "too_many_videos"
         assert refusal(message(videos[0]), limit_mm_per_prompt='{"video": 0}').code == "too_many_videos"
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"image": -1}', '{"image": true}', '{"audio": 1}', '{"image": "3"}'])
-    def test_a_limit_that_is_none_is_no_setting(self, text: str) -> None:
+    def test_invalid_limits_are_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
             MediaSettings(limit_mm_per_prompt=text)
 
@@ -158,12 +158,12 @@ def test_settings_are_checked(bad: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("messages", [None, "hi", [], [1, None], [{"content": 5}], [{"content": [1, {"type": 3}]}]])
-def test_what_is_no_message_is_left_for_the_processor(messages: Any) -> None:
+def test_invalid_messages_are_left_for_the_processor(messages: Any) -> None:
     assert resolve(messages) == messages
 
 
 @pytest.mark.parametrize("source", [5, {"url": 5}, ["a"], {"url": {"url": "x"}}, True])
-def test_a_source_that_is_no_url_is_refused(source: Any) -> None:
+def test_a_source_that_is_not_a_url_is_refused(source: Any) -> None:
     assert refusal(message({"type": "image_url", "image_url": source})).status == 400
 
 
@@ -193,7 +193,7 @@ class TestFiles:
     def url(self, path: Path | str) -> str:
         return "file://" + str(path).replace(" ", "%20")
 
-    def test_those_below_the_folder_are_read(self, root: Path) -> None:
+    def test_files_below_the_folder_are_read(self, root: Path) -> None:
         for name in ("a.png", "deep/ü b.png", "inside.png", "deep/../a.png"):
             for form in ("file://{}", "file://localhost{}", "FILE:{}"):
                 url = form.format(str(root / name).replace(" ", "%20"))
@@ -202,7 +202,7 @@ class TestFiles:
     def test_nothing_is_read_without_a_folder(self, root: Path) -> None:
         assert refusal(message(image_part(self.url(root / "a.png")))).code == "media_not_allowed"
 
-    def test_everything_else_is_one_refusal_that_names_no_path(self, root: Path, tmp_path: Path) -> None:
+    def test_all_other_files_get_the_same_refusal_without_a_path(self, root: Path, tmp_path: Path) -> None:
         escapes: list[Path | str] = [
             root / "../secret.png",
             root / "link.png",
@@ -227,7 +227,7 @@ class TestFiles:
             texts.add(str(error))
         assert len(texts) == 1 and not any(str(part) in texts.copy().pop() for part in (root, "secret", "passwd"))
 
-    def test_large_ones_are_refused(self, root: Path) -> None:
+    def test_large_files_are_refused(self, root: Path) -> None:
         (root / "large.png").write_bytes(bytes(2000))
         error = refusal(
             message(image_part(self.url(root / "large.png"))), allowed_local_media_path=str(root), max_image_bytes=1000
@@ -236,7 +236,7 @@ class TestFiles:
 
 
 class TestRemote:
-    def test_it_is_off(self) -> None:
+    def test_remote_media_are_off_by_default(self) -> None:
         for url in ("http://media.test/a.png", "HTTPS://media.test/a.png", "http://127.0.0.1/"):
             assert refusal(message(image_part(url))).code == "media_not_allowed"
 
@@ -251,7 +251,7 @@ class TestRemote:
 
         live(test())
 
-    def test_one_that_fails_ends_the_others(self) -> None:
+    def test_a_failed_fetch_ends_the_others(self) -> None:
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
             if path == "/bad":
                 await answer(b"", "404 Not Found")(path, writer)
@@ -268,7 +268,7 @@ class TestRemote:
 
         live(test())
 
-    def test_a_request_that_is_cancelled_leaves_nothing_behind(self) -> None:
+    def test_a_cancelled_request_leaves_nothing_behind(self) -> None:
         async def test() -> None:
             async with serve(drip) as web:
                 loader = MediaLoader(MediaSettings(allow_remote_media=True), fetcher=web.fetcher())
@@ -287,7 +287,7 @@ class TestRemote:
 
         live(test())
 
-    def test_images_and_videos_have_limits_of_their_own(self) -> None:
+    def test_images_and_videos_have_separate_limits(self) -> None:
         async def test() -> None:
             async with serve(answer(bytes(3000))) as web:
                 settings = MediaSettings(allow_remote_media=True, max_image_bytes=2000, max_fetch_bytes=4000)
@@ -308,7 +308,7 @@ class TestRemote:
 
 
 def frames_of(count: int, size: tuple[int, int] = (32, 16)) -> list[np.ndarray[Any, Any]]:
-    """Frames whose grey value tells their number."""
+    """Frames whose grey value gives their index."""
     return [np.full((size[1], size[0], 3), 10 + i * 200 // count, dtype=np.uint8) for i in range(count)]
 
 
@@ -319,7 +319,7 @@ def animation(count: int, format_: str, duration: int = 50) -> bytes:
     return file.getvalue()
 
 
-def film(count: int, rate: int = 10, format_: str = "mp4", codec: str = "mpeg4") -> bytes:
+def video_file(count: int, rate: int = 10, format_: str = "mp4", codec: str = "mpeg4") -> bytes:
     av = pytest.importorskip("av")
     file = BytesIO()
     with av.open(file, mode="w", format=format_) as container:
@@ -362,15 +362,15 @@ class TestVideos:
         assert np.abs(frames[:, 0, 0, 0].astype(int) - [f[0, 0, 0] for f in frames_of(6)]).max() <= 4
 
     @pytest.mark.parametrize("format_, codec", [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("avi", "mpeg4")])
-    def test_films_are_videos(self, format_: str, codec: str) -> None:
-        frames, fps = self.load(film(12, format_=format_, codec=codec))
+    def test_containers_are_videos(self, format_: str, codec: str) -> None:
+        frames, fps = self.load(video_file(12, format_=format_, codec=codec))
         assert frames.shape == (12, 16, 32, 3) and fps == pytest.approx(10, rel=0.01)
         assert np.abs(frames.mean(axis=(1, 2, 3)) - [f.mean() for f in frames_of(12)]).max() < 12
 
     @pytest.mark.parametrize("limits", [{"max_frames": 10}, {"max_video_pixels": 32 * 16 * 10}])
-    @pytest.mark.parametrize("kind", ["film", "animation"])
-    def test_long_ones_are_thinned_evenly(self, kind: str, limits: dict[str, int]) -> None:
-        data = film(40, rate=20) if kind == "film" else animation(40, "GIF")
+    @pytest.mark.parametrize("kind", ["container", "animation"])
+    def test_long_videos_are_thinned_evenly(self, kind: str, limits: dict[str, int]) -> None:
+        data = video_file(40, rate=20) if kind == "container" else animation(40, "GIF")
         frames, fps = self.load(data, **limits)
         assert 5 <= len(frames) <= 10 and fps == pytest.approx(20 * len(frames) / 40, rel=0.1)
         steps = np.diff(frames.mean(axis=(1, 2, 3)))
@@ -379,8 +379,8 @@ class TestVideos:
     def test_a_still_image_is_a_video_of_one_frame(self) -> None:
         assert self.load(picture())[0].shape == (1, 8, 12, 3)
 
-    def test_a_film_that_breaks_off_gives_what_it_has_or_is_refused(self) -> None:
-        data = film(30, format_="matroska")
+    def test_a_truncated_video_gives_the_frames_it_has_or_is_refused(self) -> None:
+        data = video_file(30, format_="matroska")
         for end in (0, 4, 40, 300, len(data) // 2, len(data) - 10):
             try:
                 frames, _ = self.load(data[:end])
@@ -389,7 +389,7 @@ class TestVideos:
             else:
                 assert 1 <= len(frames) <= 30
 
-    def test_noise_behind_a_good_beginning_is_refused(self) -> None:
+    def test_noise_after_a_valid_start_is_refused(self) -> None:
         rng = np.random.default_rng(3)
         for begin in (b"\0\0\0\x18ftypmp42", b"\x1a\x45\xdf\xa3", b"RIFF\0\0\0\0AVI ", b"GIF89a\x10\0\x10\0"):
             with pytest.raises(RequestError) as caught:
@@ -406,11 +406,11 @@ class TestVideos:
 
     def test_large_frames_are_refused_before_they_are_decoded(self) -> None:
         with pytest.raises(RequestError) as caught:
-            self.load(film(3), max_pixels=100)
+            self.load(video_file(3), max_pixels=100)
         assert caught.value.status == 413
 
     def test_without_the_package_the_error_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = film(3)
+        data = video_file(3)
         monkeypatch.setitem(__import__("sys").modules, "av", None)
         with pytest.raises(RequestError, match=r"saccade-vlm\[video\]"):
             self.load(data)

@@ -1,4 +1,4 @@
-"""Media decoded in processes that can be killed: the same pixels, and an end for what would have none."""
+"""Decoding in processes that can be killed gives the same pixels and always ends."""
 
 import io
 import os
@@ -59,7 +59,7 @@ def decode(pool: MediaPool, data: bytes) -> Any:
 
 
 def ways(pool: MediaPool) -> tuple[Callable[..., Any], ...]:
-    """A video is refused alike in this process and in one of the pool."""
+    """Videos are refused alike in this process and in the pool."""
     return load_video, pool.video
 
 
@@ -126,7 +126,7 @@ class TestPixels:
 
 
 class TestCosts:
-    def test_plain_and_cheap_are_told_from_the_headers(self) -> None:
+    def test_headers_decide_what_is_plain_and_cheap(self) -> None:
         assert is_plain(picture(560, 560)) and is_plain(encode(noise(50, 40, "L"), "JPEG"))
         assert not is_plain(picture(560, 560, progressive=True)) and is_cheap(picture(560, 560, progressive=True))
         assert not is_plain(many_scans(64, 64, 5, progressive=False))
@@ -136,7 +136,7 @@ class TestCosts:
         for data in (b"", b"\xff\xd8", b"\xff\xd8\xff\xd9", picture(9, 9)[:40], bytes(100), b"\xff" * 1000):
             assert not is_plain(data) and not is_cheap(data)
 
-    def test_much_metadata_is_not_cheap(self) -> None:
+    def test_a_file_with_much_metadata_is_not_cheap(self) -> None:
         """Pillow reads it entry by entry: a second for 19 MB."""
         data, note = picture(64, 64), b"\xff\xed" + struct.pack(">H", 60_002) + bytes(60_000)
         for num, expected in ((0, True), (2, True), (3, False), (300, False)):
@@ -144,8 +144,8 @@ class TestCosts:
 
     @pytest.mark.parametrize("between", [b"\xff", b"\xff\xd0", b"\xff\xe0\x00\x02", b"x"])
     @pytest.mark.parametrize("before", [b"\xff\xc0", b"\xff\xda"])
-    def test_a_long_head_is_not_looked_through(self, between: bytes, before: bytes) -> None:
-        """Fill bytes, markers without a segment, empty segments and garbage, by the million: a few lines of Python."""
+    def test_a_long_head_is_not_searched(self, between: bytes, before: bytes) -> None:
+        """Millions of fill bytes, empty markers, empty segments or garbage bytes take only a few lines of Python."""
         whole = picture(64, 64)
         place = whole.index(before)
         data = whole[:place] + between * (2**20 // len(between)) + whole[place:]
@@ -167,7 +167,7 @@ class TestCosts:
         some = whole[:place] + between * (3 if between != b"x" else 0) + whole[place:]
         assert read_header(some) == read_header(whole) and is_cheap(some)
 
-    def test_visits_are_counted_by_scans_and_components(self) -> None:
+    def test_visits_are_counted_per_scan_and_component(self) -> None:
         assert count_visits(picture(64, 64, subsampling=0)) == 3 * 64
         assert count_visits(picture(64, 64, subsampling=2)) == 64 + 2 * 16
         usual = count_visits(picture(640, 480, progressive=True))
@@ -184,7 +184,7 @@ class TestCosts:
         error = refusal(lambda: load_image(data, LIMITS))
         assert (error.code, error.status) == ("image_too_complex", 413) and "scans over 8000x8000" in str(error)
 
-    def test_an_image_of_few_blocks_may_have_many_scans(self) -> None:
+    def test_an_image_with_few_blocks_may_have_many_scans(self) -> None:
         with pytest.raises(RequestError, match="500 scans"):
             load_image(many_scans(16, 16, jpeg.MAX_SCANS + 1), LIMITS)
         count_visits(many_scans(16, 16, 300))
@@ -195,7 +195,7 @@ class TestCosts:
         assert not is_cheap(data) and refusal(lambda: load_image(data, LIMITS)).code == "image_too_complex"
 
 
-def test_small_media_are_told_from_large_ones(pool: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_media_are_distinguished_from_large_ones(pool: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
     costs: list[float] = []
     real = pool.pool.run
 
@@ -224,7 +224,7 @@ class TestLimits:
             assert (error.code, error.status) == ("image_too_large", 413) and "13000x13000" in str(error)
             assert resident_bytes() - before < 64 * 2**20
 
-    def test_a_film_whose_later_frames_are_huge_is_refused(self, pool: MediaPool) -> None:
+    def test_a_video_whose_later_frames_are_huge_is_refused(self, pool: MediaPool) -> None:
         huge = many_scans(13000, 13000, 0)
         for load in ways(pool):
             before = resident_bytes()
@@ -236,21 +236,21 @@ class TestLimits:
             assert "same size" in str(refusal(partial(load, frames, LIMITS, ANYTHING)))
             assert resident_bytes() - before < 64 * 2**20
 
-    def test_a_film_of_frames_with_thousands_of_scans_is_refused(self, pool: MediaPool) -> None:
+    def test_a_video_of_frames_with_thousands_of_scans_is_refused(self, pool: MediaPool) -> None:
         frames = [picture(3000, 3000), many_scans(3000, 3000, 3000)]
         for load in ways(pool):
             for source in (motion_jpeg(frames, 3000, 3000), frames):
                 error = refusal(partial(load, source, LIMITS, ANYTHING))
                 assert (error.code, error.status) == ("image_too_complex", 413)
 
-    def test_an_animation_of_too_many_pixels_is_refused_before_it_is_decoded(self, pool: MediaPool) -> None:
+    def test_an_animation_with_too_many_pixels_is_refused_before_it_is_decoded(self, pool: MediaPool) -> None:
         frame = growing_gif([(4000, 4000)])
         head, body = frame[:19], frame[19:-1]
         gif = head + body * 140 + b"\x3b"
         error = refusal(lambda: pool.video(gif, LIMITS, ANYTHING))
         assert (error.code, error.status) == ("video_too_large", 413) and "140 frames of 4000x4000" in str(error)
 
-    def test_held_memory_bounds_what_a_process_may_use(self, pool: MediaPool) -> None:
+    def test_a_process_may_use_only_memory_that_was_held(self, pool: MediaPool) -> None:
         def hold(num_bytes: int) -> None:
             if num_bytes > 100 * 2**20:
                 raise CapacityError("full")
@@ -272,12 +272,12 @@ class TestLimits:
         error = refusal(lambda: decode(pool, FILES["png"]))
         assert (error.code, error.status) == ("image_too_complex", 413) and "memory" in str(error)
 
-    def test_a_process_that_dies_is_nobodys_error_and_the_next_one_works(self, pool: MediaPool) -> None:
-        """The client may try again; a crash, though, is the file's."""
+    def test_a_process_that_dies_is_not_blamed_on_the_client_and_is_replaced(self, pool: MediaPool) -> None:
+        """The client may try again. A crash, however, is blamed on the file."""
         data = encode(noise(3000, 3000), "PNG", compress_level=1)
 
         def end(number: signal.Signals, is_over: threading.Event) -> None:
-            """Again and again: a signal that arrives between two jobs is not noticed."""
+            """Repeats the signal, because one that arrives between two jobs has no effect."""
             while not is_over.wait(0.1):
                 for pid in pool.pool.pids() if pool.pool.num_busy else ():
                     with suppress(ProcessLookupError):
@@ -297,7 +297,7 @@ class TestLimits:
                 thread.join()
         assert decode(pool, data).shape == (3000, 3000, 3)
 
-    def test_a_client_that_left_frees_its_process(self, pool: MediaPool) -> None:
+    def test_a_client_that_leaves_frees_its_process(self, pool: MediaPool) -> None:
         calls: list[int] = []
 
         def go_on() -> None:
@@ -310,7 +310,7 @@ class TestLimits:
         assert calls and pool.pool.num_busy == 0
 
     @pytest.mark.parametrize("result", [b"", b"\xc1", b"\x93\x01\x02\x03"])
-    def test_a_result_that_makes_no_sense_is_refused(
+    def test_a_nonsensical_result_is_refused(
         self, pool: MediaPool, result: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = pool.pool.run

@@ -41,7 +41,7 @@ def test_image_sizes_equal_transformers(factor: int) -> None:
             assert smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high) == expected
 
 
-def test_halves_are_rounded_to_even() -> None:
+def test_halves_round_to_even() -> None:
     size = smart_resize(28 * 10 + 14, 28 * 11 + 14, factor=28, min_pixels=1, max_pixels=10**9)
     assert size == (280, 336)
 
@@ -87,7 +87,7 @@ def test_qwen2_5_sampling_equals_transformers(folders: dict[str, Path]) -> None:
             wanted = {"fps": None, "num_frames": int(rng.integers(2, max(3, total // 2)))}
         bounds: dict[str, Any] = {"min_frames": 4, "max_frames": int(rng.integers(6, 800))}
         if wanted["num_frames"] is not None:
-            bounds["max_frames"] = 10**6  # a given count is not bounded there; here it always is
+            bounds["max_frames"] = 10**6  # transformers does not bound a given count; Saccade does
         stand_in = SimpleNamespace(fps=None, num_frames=None, temporal_patch_size=2, **bounds)
         metadata = SimpleNamespace(total_num_frames=total, fps=fps)
         expected = reference(stand_in, metadata, **wanted).tolist()
@@ -115,7 +115,7 @@ def test_short_videos_are_padded_to_a_temporal_patch(folders: dict[str, Path]) -
 
 
 def test_a_single_frame_gets_no_more_pixels_than_two(folders: dict[str, Path]) -> None:
-    """It is padded to two."""
+    """Because it is padded to two."""
     settings = read_video_settings(folders["qwen3_vl"])
     assert settings is not None and settings.budget == "video"
     for is_capped in (False, True):
@@ -123,7 +123,7 @@ def test_a_single_frame_gets_no_more_pixels_than_two(folders: dict[str, Path]) -
         assert one.size_hw == two.size_hw and one.num_tokens == two.num_tokens
 
 
-def test_videos_of_less_than_a_temporal_patch_are_taken_whole(folders: dict[str, Path]) -> None:
+def test_videos_shorter_than_a_temporal_patch_keep_all_frames(folders: dict[str, Path]) -> None:
     settings = read_video_settings(folders["qwen2_5_vl"])
     assert settings is not None
     sampled = replace(settings, is_sampled=True)
@@ -132,7 +132,7 @@ def test_videos_of_less_than_a_temporal_patch_are_taken_whole(folders: dict[str,
     assert sample_frames(9, 24.0, replace(sampled, max_frames=1)) == (0,)
 
 
-def test_without_a_rate_all_frames_are_wanted(folders: dict[str, Path]) -> None:
+def test_without_a_rate_all_frames_are_used(folders: dict[str, Path]) -> None:
     for family in ("qwen2_5_vl", "qwen3_vl"):
         settings = read_video_settings(folders[family])
         assert settings is not None
@@ -141,7 +141,7 @@ def test_without_a_rate_all_frames_are_wanted(folders: dict[str, Path]) -> None:
 
 
 def test_frame_cap_equals_transformers(folders: dict[str, Path]) -> None:
-    """cap_pixels_per_frame, which checkpoints may turn on."""
+    """Checkpoints may turn on cap_pixels_per_frame."""
     rng = np.random.default_rng(7)
     for family in ("qwen2_5_vl", "qwen3_vl"):
         settings = read_video_settings(folders[family])
@@ -192,7 +192,7 @@ def test_fixed_size_plan(folders: dict[str, Path]) -> None:
     assert (plan.size_hw, plan.grid_thw, plan.num_patches, plan.num_tokens) == ((56, 56), (1, 4, 4), 16, 4)
 
 
-def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+def test_defaults_equal_transformers(tmp_path: Path) -> None:
     for model_type in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
         (tmp_path / "preprocessor_config.json").write_text("{}")
@@ -218,7 +218,7 @@ def _compare_defaults(kind: Any, settings: ImageSettings | VideoSettings) -> Non
 
 
 def _class_size(kind: Any) -> dict[str, int]:
-    """The `size` written in the class; instances made with other settings change the shared dictionary."""
+    """The `size` in the class's source, because instances with other settings change the shared dictionary."""
     tree = ast.parse(inspect.getsource(kind))
     value = next(
         node.value
@@ -260,7 +260,7 @@ def test_settings_from_a_nested_processor_file(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(tmp_path: Path, text: str, message: str) -> None:
+def test_unsupported_settings_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -268,7 +268,7 @@ def test_settings_that_do_not_fit_are_named(tmp_path: Path, text: str, message: 
 
 
 @pytest.mark.parametrize("size", ["{}", "448", '{"height": 448, "width": 448}', '{"longest_edge": 9999}'])
-def test_a_size_that_is_no_area_is_refused_as_in_transformers(tmp_path: Path, size: str) -> None:
+def test_a_size_without_pixel_bounds_is_refused_as_in_transformers(tmp_path: Path, size: str) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     (tmp_path / "preprocessor_config.json").write_text(f'{{"size": {size}}}')
     for read in (read_image_settings, read_video_settings):
@@ -279,7 +279,7 @@ def test_a_size_that_is_no_area_is_refused_as_in_transformers(tmp_path: Path, si
 
 
 @pytest.mark.parametrize("raw", [{"size": 28}, {}, {"size": {"height": 28, "width": 42}}])
-def test_fixed_sizes_are_those_of_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
+def test_fixed_sizes_equal_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {"image_size": 56}}')
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(raw))
     settings = read_image_settings(tmp_path)

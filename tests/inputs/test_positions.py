@@ -11,7 +11,7 @@ IMAGE, VIDEO, MERGE = 7, 8, 2
 
 
 def random_prompt(rng: np.random.Generator, *, has_timestamps: bool, seconds: list[float]) -> dict[str, Any]:
-    """A random mix of text, images and videos, as transformers wants it and as blocks."""
+    """A random mix of text, images and videos, for transformers and as blocks."""
     types: list[int] = []
     blocks: list[FeatureRows] = []
     images, videos, steps = [], [], []
@@ -64,8 +64,8 @@ def test_positions_equal_transformers(model_type: str) -> None:
         assert rope_delta(found) == delta
 
 
-def test_fractional_time_steps_are_cut_after_multiplying() -> None:
-    """transformers 5.17 cuts the seconds first, so that 4 frames a second stand still; its later versions do not."""
+def test_fractional_time_steps_are_truncated_after_multiplying() -> None:
+    """Unlike later versions, transformers 5.17 truncates seconds first: time stands still at 4 frames a second."""
     found = mrope_positions(8, [FeatureRows(2, (4, 1, 1), 2 * 0.5), FeatureRows(6, (2, 1, 1), 1.5)])
     assert found[0].tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
     assert mrope_positions(5, [FeatureRows(0, (5, 1, 1), 1.5)])[0].tolist() == [0, 1, 3, 4, 6]
@@ -77,6 +77,6 @@ def test_text_counts_in_all_rows() -> None:
     assert rope_delta(text_positions(9)) == 0 and rope_delta(text_positions(0)) == 0
 
 
-def test_limits_end_with_the_image() -> None:
+def test_limits_are_the_end_of_the_image() -> None:
     limits = bidirectional_limits(12, [FeatureRows(2, (1, 1, 3)), FeatureRows(7, (1, 2, 2))])
     assert limits.tolist() == [0, 0, 5, 5, 5, 0, 0, 11, 11, 11, 11, 0]

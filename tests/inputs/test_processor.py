@@ -97,7 +97,7 @@ def test_prompts_equal_transformers(folders: dict[str, Path], family: str) -> No
 
 
 def check_spans(prompt: Prompt, processor: Processor) -> None:
-    """Every placeholder token lies in one span; a media's spans cover its features in order."""
+    """Every placeholder token is in one span, and the spans of an image or video cover its features in order."""
     settings = processor.placeholders
     assert settings is not None
     covered = np.zeros(len(prompt), dtype=int)
@@ -122,7 +122,7 @@ def check_positions(prompt: Prompt, expected: Any, family: str) -> None:
         for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     }
     seconds = inputs["second_per_grid_ts"]
-    if seconds is not None:  # whole seconds: see test_positions for the others
+    if seconds is not None:  # test_positions covers fractions of a second
         assert all(float(second).is_integer() for second in seconds)
     config = {"spatial_merge_size": 2, "tokens_per_second": 2}
     positions, delta = oracles.rope_index(family, config, **inputs)
@@ -149,7 +149,9 @@ def test_pixels_are_within_one_level_for_200_sizes(folders: dict[str, Path], fam
     oracle = oracles.fast_image_processor(folders[family])
     rng = np.random.default_rng(3)
     for height, width in random_sizes(11, 200):
-        shrink = max(1.0, max(height, width) / 700)  # the shape counts, from 1:20 to 20:1; large ones only take longer
+        shrink = max(
+            1.0, max(height, width) / 700
+        )  # only shapes matter, from 1:20 to 20:1; large images just take longer
         height, width = max(1, round(height / shrink)), max(1, round(width / shrink))
         part = {"type": "image"}
         prompt = processor.chat([{"role": "user", "content": [part]}], media=[noise(rng, height, width)])
@@ -199,7 +201,7 @@ def data_url(rng: np.random.Generator, height: int = 40, width: int = 30) -> str
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_every_way_to_write_an_image_part(folders: dict[str, Path]) -> None:
+def test_all_forms_of_an_image_part_are_equivalent(folders: dict[str, Path]) -> None:
     processor = Processor.from_folder(folders["qwen3_vl"])
     url = data_url(np.random.default_rng(6))
     parts: list[dict[str, Any]] = [
@@ -220,7 +222,7 @@ def test_every_way_to_write_an_image_part(folders: dict[str, Path]) -> None:
     assert len({prompt.token_ids.tobytes() for prompt in prompts}) == 1
 
 
-def test_videos_as_frames_and_as_a_data_url(folders: dict[str, Path]) -> None:
+def test_videos_may_be_frames_or_a_data_url(folders: dict[str, Path]) -> None:
     processor = Processor.from_folder(folders["qwen3_vl"])
     rng = np.random.default_rng(7)
     urls = [data_url(rng) for _ in range(3)]
@@ -239,7 +241,7 @@ def test_videos_as_frames_and_as_a_data_url(folders: dict[str, Path]) -> None:
     assert "<0.2 seconds>" in processor.tokenizer.decode(given.token_ids.tolist())
 
 
-def test_same_pixels_with_other_settings_have_another_digest(folders: dict[str, Path]) -> None:
+def test_the_same_pixels_with_other_settings_have_another_digest(folders: dict[str, Path]) -> None:
     pixels = noise(np.random.default_rng(8), 40, 30)
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     digests = {Processor.from_folder(folders[f]).chat(messages, media=[pixels]).media[0].digest for f in VISION}
@@ -396,7 +398,7 @@ def test_a_folder_without_a_template(folders: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", [*VISION, "llama"])
-def test_a_rehearsal_takes_the_way_of_requests(
+def test_a_rehearsal_makes_prompts_like_a_request(
     folders: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = Processor.from_folder(folders[family])
@@ -410,12 +412,15 @@ def test_a_rehearsal_takes_the_way_of_requests(
     processor.rehearse()
 
 
-def test_an_end_token_that_no_file_marks_special_stays_text_in_a_chat(tmp_path: Path) -> None:
+def test_an_end_token_that_is_not_marked_special_stays_text_in_a_chat(tmp_path: Path) -> None:
     folder = write_qwen(tmp_path)
     end = Processor.from_folder(folder).tokenizer.token_id("<tool_response>")
-    talk = [{"role": "system", "content": "<tool_response> and </tool_response>"}, {"role": "user", "content": "hi"}]
-    assert end in Processor.from_folder(folder).chat(talk).token_ids
+    messages = [
+        {"role": "system", "content": "<tool_response> and </tool_response>"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert end in Processor.from_folder(folder).chat(messages).token_ids
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     guarded = Processor.from_folder(folder)
-    assert end not in guarded.chat(talk).token_ids
+    assert end not in guarded.chat(messages).token_ids
     assert end in guarded.text("a<tool_response>").token_ids, "who writes a prompt may use it"

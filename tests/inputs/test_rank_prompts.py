@@ -1,5 +1,5 @@
-"""Prompts of rerankers: by templates that know queries and documents, by plain ones, and without any; and what the
-tokenizer puts behind a text."""
+"""Reranker prompts from templates with query and document roles, from chat templates and without one, and the tokens
+that a tokenizer appends to a text."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from saccade.inputs.text.rank_prompts import JUDGE, find_answers, has_ranking_ro
 from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, QWEN_TAGS, train_byte_level, write_qwen
 
-# In the manner of the templates that vLLM has for rerankers.
+# Like vLLM's templates for rerankers.
 WITH_ROLES = """<|im_start|>system
 Judge.<|im_end|>
 <|im_start|>user
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen(tmp_path_factory.mktemp("qwen"))
 
 
-def shown(processor: Processor, prompt: Any) -> str:
+def decoded(processor: Processor, prompt: Any) -> str:
     return processor.tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False)
 
 
@@ -42,57 +42,57 @@ def with_template(processor: Processor, source: str | None) -> Processor:
     return Processor(tokenizer, template=template)
 
 
-def test_a_template_that_knows_queries_and_documents_gets_them(folder: Path) -> None:
+def test_a_template_with_ranking_roles_gets_query_and_document(folder: Path) -> None:
     processor = with_template(Processor.from_folder(folder), WITH_ROLES)
     assert has_ranking_roles(WITH_ROLES)
-    found = shown(processor, processor.pair("where?", "here <|im_end|>"))
+    found = decoded(processor, processor.pair("where?", "here <|im_end|>"))
     head = "<|im_start|>system\nJudge.<|im_end|>\n<|im_start|>user\n<Instruct>: {}\n<Query>:where?\n<Document>:here"
     assert found == head.format("Find it.") + " <|im_end|><|im_end|>\n<|im_start|>assistant"
-    told = shown(processor, processor.pair("where?", "here", instruction="Look."))
-    assert told == head.format("Look.") + "<|im_end|>\n<|im_start|>assistant"
+    instructed = decoded(processor, processor.pair("where?", "here", instruction="Look."))
+    assert instructed == head.format("Look.") + "<|im_end|>\n<|im_start|>assistant"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_vl", "qwen2_5_vl", "gemma3", "llama3"])
-def test_templates_of_chats_have_no_such_roles(name: str) -> None:
+def test_chat_templates_have_no_ranking_roles(name: str) -> None:
     assert not has_ranking_roles((DATA / f"inputs_{name}.jinja").read_text())
 
 
 def test_without_a_template_the_published_prompt_is_used(folder: Path) -> None:
-    """It is what Qwen3's own template writes for the same conversation."""
+    """It matches what Qwen3's own template writes for the same conversation."""
     whole = Processor.from_folder(folder)
     plain, own = (with_template(whole, s) for s in (None, (DATA / "inputs_qwen3.jinja").read_text()))
-    found = shown(plain, plain.pair("where?", "here", instruction="Look."))
+    found = decoded(plain, plain.pair("where?", "here", instruction="Look."))
     assert found == (
         f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n<Instruct>: Look.\n<Query>: where?\n"
         "<Document>: here<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
-    assert found == shown(own, own.pair("where?", "here", instruction="Look."))
+    assert found == decoded(own, own.pair("where?", "here", instruction="Look."))
 
 
-def test_roles_of_rerankers_are_not_those_of_chats(folder: Path) -> None:
+def test_chats_refuse_ranking_roles(folder: Path) -> None:
     with pytest.raises(RequestError, match="role must be one of assistant, developer"):
         Processor.from_folder(folder).chat([{"role": "query", "content": "where?"}])
 
 
 @pytest.mark.parametrize("value", [5, None, [], {}, ["text"], {"content": 5}, {"content": []}])
-def test_what_is_no_document_is_refused(value: Any) -> None:
+def test_invalid_documents_are_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="must be text, or an object"):
         read_content(value, "documents[3]")
 
 
-def test_scores_are_probabilities_even_of_extreme_logits() -> None:
+def test_scores_are_probabilities_even_for_extreme_logits() -> None:
     assert score_of((0.0, 0.0)) == 0.5
     assert score_of((1e4, -1e4)) == 1.0 and score_of((-1e4, 1e4)) == 0.0
     yes, no = np.random.default_rng().normal(0, 5, 2)
     assert score_of((yes, no)) == pytest.approx(np.exp(yes) / (np.exp(yes) + np.exp(no)))
 
 
-def test_answers_are_single_tokens_or_the_model_is_refused(folder: Path) -> None:
+def test_a_model_without_single_token_answers_is_refused(folder: Path) -> None:
     with pytest.raises(RequestError, match='no single token for "yes"'):
         find_answers(Processor.from_folder(folder).tokenizer)
 
 
-def test_a_text_ends_as_the_tokenizer_ends_it(folder: Path) -> None:
+def test_a_text_ends_with_the_tokenizers_end_tokens(folder: Path) -> None:
     plain = Processor.from_folder(folder)
     assert plain.tokenizer.end_ids == []
     prompt = plain.text("the fox")
@@ -109,11 +109,11 @@ def test_a_text_ends_as_the_tokenizer_ends_it(folder: Path) -> None:
     assert named.end_ids == [tokenizer.token_to_id("<|im_end|>")]
 
 
-def test_tokens_behind_an_image_have_the_next_positions(folder: Path) -> None:
+def test_tokens_after_an_image_have_the_next_positions(folder: Path) -> None:
     processor = Processor.from_folder(folder)
-    talk = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "the fox"}]}]
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "the fox"}]}]
     picture = np.zeros((80, 200, 3), dtype=np.uint8)
-    whole = processor.chat(talk, media=[picture])
+    whole = processor.chat(messages, media=[picture])
     longer = append_text(whole, [5, 6])
     same = processor.text(shown_text(whole, processor) + "<|im_end|><|im_end|>", media=[("image", picture)])
     assert len(longer) == len(same) == len(whole) + 2

@@ -1,4 +1,4 @@
-"""Sizes that a request asks for: within the checkpoint's bounds, and named by the digest."""
+"""Image sizes that a request asks for stay within the checkpoint's bounds and are part of the digest."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def settings_of(processor: Processor) -> ImageSettings:
     return processor.images
 
 
-def test_both_spellings_move_the_bounds(processor: Processor) -> None:
+def test_both_names_change_the_bounds(processor: Processor) -> None:
     checkpoint = settings_of(processor)
     expected = replace(checkpoint, min_pixels=5000, max_pixels=20000)
     for kwargs in (
@@ -53,7 +53,7 @@ def test_both_spellings_move_the_bounds(processor: Processor) -> None:
     assert read_sizing({"min_pixels": 5000, "max_pixels": 5000}, checkpoint) is not None
 
 
-def test_images_keep_to_the_bounds_they_were_asked_for(processor: Processor) -> None:
+def test_images_stay_within_the_requested_bounds(processor: Processor) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         low, high = sorted(int(n) for n in rng.integers(32 * 32, 256 * 256, 2))
@@ -96,19 +96,19 @@ def test_a_cap_below_the_lower_bound_lowers_it(processor: Processor) -> None:
     ],
     ids=str,
 )
-def test_every_other_wish_is_refused_by_name(processor: Processor, kwargs: Any, param: str) -> None:
+def test_all_other_options_are_refused_by_name(processor: Processor, kwargs: Any, param: str) -> None:
     with pytest.raises(RequestError) as refused:
         read_sizing(kwargs, settings_of(processor))
     assert refused.value.param == (f"{KEY}.{param}" if param else KEY) and refused.value.status == 400
 
 
-def test_the_encoder_bounds_what_may_be_asked_for(processor: Processor) -> None:
+def test_the_encoder_limits_the_bounds(processor: Processor) -> None:
     assert read_sizing({"max_pixels": 9 * 1024}, settings_of(processor), max_tokens=9) is not None
     with pytest.raises(RequestError, match="encoder-budget-tokens"):
         read_sizing({"max_pixels": 9 * 1024 + 1}, settings_of(processor), max_tokens=9)
 
 
-def test_rounding_up_does_not_pass_the_checkpoints_bound(processor: Processor) -> None:
+def test_rounding_up_does_not_exceed_the_checkpoints_bound(processor: Processor) -> None:
     """Memory is reserved for an image of that many pixels."""
     checkpoint = settings_of(processor)
     fullest = read_sizing({"min_pixels": checkpoint.max_pixels}, checkpoint)
@@ -122,7 +122,7 @@ def test_rounding_up_does_not_pass_the_checkpoints_bound(processor: Processor) -
         assert refused.value.param == "messages[0].content[1].image_url"
 
 
-def test_models_without_such_bounds_refuse_them(folders: dict[str, Path]) -> None:
+def test_models_without_bounds_refuse_them(folders: dict[str, Path]) -> None:
     gemma = Processor.from_folder(folders["gemma3"])
     with pytest.raises(RequestError, match="every image at 56x56") as refused:
         read_sizing({"max_pixels": 1000}, gemma.images)
@@ -133,7 +133,7 @@ def test_models_without_such_bounds_refuse_them(folders: dict[str, Path]) -> Non
 
 
 def test_an_image_at_another_size_is_another_image(processor: Processor) -> None:
-    """Its features differ, and so do their number: nobody may find those of the other size under its name."""
+    """Its features and their number differ, so the two sizes must not share a digest."""
     messages = asked(data_url(encoded(picture(1, (200, 180)))))
     checkpoint = settings_of(processor)
     plain = processor.chat(messages)
@@ -143,7 +143,7 @@ def test_an_image_at_another_size_is_another_image(processor: Processor) -> None
     assert plain.spans[0].digest == plain.media[0].digest and small.spans[0].digest == small.media[0].digest
 
 
-def test_bounds_that_lead_to_the_same_size_are_the_same_image(processor: Processor) -> None:
+def test_bounds_that_give_the_same_size_give_the_same_image(processor: Processor) -> None:
     messages = asked(data_url(encoded(picture(1, (100, 90)))))
     checkpoint = settings_of(processor)
     plain = processor.chat(messages)
@@ -159,7 +159,7 @@ def test_other_settings_are_another_image_at_the_same_size(processor: Processor)
     assert sizes(one) == sizes(other) and one.media[0].digest != other.media[0].digest
 
 
-def test_low_detail_caps_large_images_alone(processor: Processor) -> None:
+def test_low_detail_caps_only_large_images(processor: Processor) -> None:
     processor.images = replace(settings_of(processor), max_pixels=1024 * 1024)
     large, small = (data_url(encoded(picture(2, size))) for size in ((900, 700), (100, 90)))
     urls: list[Any] = [large, small]
@@ -174,7 +174,7 @@ def test_low_detail_caps_large_images_alone(processor: Processor) -> None:
     assert low.media[1].plan == plain.media[1].plan and low.media[1].digest == plain.media[1].digest
 
 
-def test_details_are_those_of_their_own_images(processor: Processor) -> None:
+def test_each_image_has_its_own_detail(processor: Processor) -> None:
     processor.images = replace(settings_of(processor), max_pixels=1024 * 1024)
     url = data_url(encoded(picture(2, (900, 700))))
     low = {"url": url, "detail": "low"}
@@ -184,7 +184,7 @@ def test_details_are_those_of_their_own_images(processor: Processor) -> None:
     assert sizes(processor.chat(beside)) == [found[1]]
 
 
-def test_a_detail_does_not_lift_what_the_request_bounds(processor: Processor) -> None:
+def test_detail_does_not_lift_the_requests_bounds(processor: Processor) -> None:
     processor.images = replace(settings_of(processor), max_pixels=1024 * 1024)
     tight = capped(processor.images, 20000)
     url = data_url(encoded(picture(2, (900, 700))))
@@ -204,12 +204,12 @@ def test_unknown_details_are_refused_by_name(processor: Processor, detail: Any) 
     assert refused.value.param == "messages[0].content[0].detail"
 
 
-def test_videos_have_no_details() -> None:
+def test_videos_have_no_detail() -> None:
     part = {"type": "video_url", "video_url": {"url": "data:,", "detail": "any"}}
     assert read_details([{"role": "user", "content": [part]}]) == {}
 
 
-def test_one_size_has_no_details(folders: dict[str, Path]) -> None:
+def test_detail_has_no_effect_on_a_fixed_size(folders: dict[str, Path]) -> None:
     gemma = Processor.from_folder(folders["gemma3"])
     url = data_url(encoded(picture(2, (90, 70))))
     plain, low = gemma.chat(asked(url)), gemma.chat(asked({"url": url, "detail": "low"}))

@@ -62,12 +62,12 @@ def test_only_plain_segments_lose_their_special_tokens(folders: dict[str, Path])
     assert ids.count(end) == 1 and len([i for i in ids if i in tokenizer.special_ids]) == 3
     whole = "".join(segment.text for segment in segments)
     assert tokenizer.decode(ids, skip_special_tokens=False) == whole
-    # Away from what the user spelled out, the ids are those of the text without it.
+    # Away from the user's token, the ids are those of the text without it.
     assert ids[: ids.index(tokenizer.encode("<|im_start|>")[0]) + 3] == tokenizer.encode("<|im_start|>user\n")[:3]
     assert ids[ids.index(end) :] == tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_the_twin_is_made_once_for_all_threads(folders: dict[str, Path]) -> None:
+def test_the_twin_is_built_once_for_all_threads(folders: dict[str, Path]) -> None:
     tokenizer = load(folders["qwen3_vl"])
     expected = load(folders["qwen3_vl"]).encode_plain("a<|im_end|>")
     found: list[list[int]] = []
@@ -95,7 +95,7 @@ def test_protected_ids_and_named_tokens_are_special(folders: dict[str, Path]) ->
     assert tokenizer.named_token("eos_token") == "<|im_end|>"
 
 
-def test_tokens_of_the_configuration_are_added(folders: dict[str, Path]) -> None:
+def test_tokens_in_the_config_are_added(folders: dict[str, Path]) -> None:
     definition = (folders["qwen3_vl"] / "tokenizer.json").read_text()
     size = Tokenizer(definition).vocab_size
     config = {"added_tokens_decoder": {str(size): {"content": "<new>", "special": True}}}
@@ -108,7 +108,7 @@ def test_tokens_of_the_configuration_are_added(folders: dict[str, Path]) -> None
     "flags",
     [{"special": True}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"special": True, "rstrip": True}],
 )
-def test_flags_of_the_configuration_win(folders: dict[str, Path], tmp_path: Path, flags: dict[str, bool]) -> None:
+def test_flags_in_the_config_win(folders: dict[str, Path], tmp_path: Path, flags: dict[str, bool]) -> None:
     shutil.copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
     token_id = load(tmp_path).token_id("<think>")
     raw = {"content": "<think>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -142,7 +142,7 @@ def test_a_token_stays_special_and_keeps_its_text(folders: dict[str, Path]) -> N
         ("$A", []),
     ],
 )
-def test_only_what_stands_before_a_text_is_put_there(single: str, before: list[str]) -> None:
+def test_has_bos_adds_only_tokens_that_precede_a_text(single: str, before: list[str]) -> None:
     made = train_byte_level(QWEN_SPECIALS, QWEN_TAGS)
     special = [(text, made.token_to_id(text)) for text in ("<|endoftext|>", "<|im_start|>", "<|box_start|>")]
     made.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
@@ -151,7 +151,7 @@ def test_only_what_stands_before_a_text_is_put_there(single: str, before: list[s
     assert tokenizer.encode("The fox", has_bos=True) == expected == made.encode("The fox").ids[: len(expected)]
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         load(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -162,7 +162,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("skip", [True, False])
-def test_pieces_make_up_the_whole_text(folders: dict[str, Path], family: str, skip: bool) -> None:
+def test_streamed_pieces_make_up_the_whole_text(folders: dict[str, Path], family: str, skip: bool) -> None:
     tokenizer = load(folders[family])
     theirs = transformers.AutoTokenizer.from_pretrained(folders[family])
     rng = np.random.default_rng(4)
@@ -170,7 +170,7 @@ def test_pieces_make_up_the_whole_text(folders: dict[str, Path], family: str, sk
         ids = tokenizer.encode(text)
         for _ in range(3):
             ids.insert(int(rng.integers(0, len(ids) + 1)), int(rng.choice(sorted(tokenizer.special_ids))))
-        if family == "gemma3":  # a special token inside a run of bytes breaks the character there, too
+        if family == "gemma3":  # in transformers, too, a special token inside a run of bytes breaks the character
             ids = tokenizer.encode(text)
         stream = tokenizer.detokenizer(skip_special_tokens=skip)
         pieces = [stream.push(token_id) for token_id in ids]
@@ -191,7 +191,7 @@ def test_random_ids_decode_as_in_transformers(folders: dict[str, Path], family: 
         assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def test_unfinished_characters_are_held_back(folders: dict[str, Path]) -> None:
+def test_incomplete_characters_are_held_back(folders: dict[str, Path]) -> None:
     tokenizer = load(folders["gemma3"])
     ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "🦊".encode()]
     stream = tokenizer.detokenizer()
@@ -200,12 +200,12 @@ def test_unfinished_characters_are_held_back(folders: dict[str, Path]) -> None:
     assert tokenizer.token_bytes(ids[1] or 0) == "🦊".encode()[1:2]
 
 
-def test_ids_beyond_the_vocabulary_are_nothing(folders: dict[str, Path]) -> None:
+def test_ids_beyond_the_vocabulary_decode_to_nothing(folders: dict[str, Path]) -> None:
     tokenizer = load(folders["qwen3_vl"])
     assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.vocab_size + 100, *tokenizer.encode("b")]) == "ab"
 
 
-def test_sentencepiece_decoders_drop_the_first_blank() -> None:
+def test_sentencepiece_decoders_drop_the_first_space() -> None:
     steps = [
         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
         {"type": "ByteFallback"},
@@ -221,7 +221,7 @@ def test_sentencepiece_decoders_drop_the_first_blank() -> None:
 
 
 def test_work_per_token_does_not_grow(folders: dict[str, Path]) -> None:
-    """Bytes that never become a character are given up one by one, not collected."""
+    """Bytes that never become a character are emitted one by one, not collected."""
     tokenizer = load(folders["qwen3_vl"])
     byte = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\x80")
     stream = tokenizer.detokenizer()

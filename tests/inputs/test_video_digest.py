@@ -1,4 +1,4 @@
-"""Videos that differ in what was sent, not in the frames that are encoded."""
+"""Videos that were sent differently but have the same encoded frames."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ from saccade.inputs.processor import Processor
 
 
 def test_the_same_frames_at_another_size_are_another_video(tmp_path: Path) -> None:
-    """Frames are repeated to fill a time step, and the size follows from how many were sent: three frames, and four of
-    which the last two are equal, are the same pixels for the encoder, at sizes of their own."""
+    """The last frame is repeated to fill a time step, but the number of frames sent decides the size. So three frames,
+    and the same three with the last one twice, give the encoder the same pixels at different sizes."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(bundled.path(), folder)
     settings = folder / "video_preprocessor_config.json"

@@ -1,4 +1,4 @@
-"""Real vocabularies and chat templates: the same ids and texts as transformers."""
+"""Real vocabularies and chat templates give the same ids and texts as transformers."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def test_conversations_render_the_same(pair: Pair) -> None:
         assert template is not None
         try:
             expected = pair.theirs.apply_chat_template(conversation["messages"], tokenize=False, **options)
-        except Exception:  # refused there: refused here
+        except Exception:  # transformers refuses the conversation, and so must we
             with pytest.raises(RequestError):
                 template.render(**conversation)
             continue
@@ -72,7 +72,7 @@ def test_conversations_render_the_same(pair: Pair) -> None:
     assert compared >= 5
 
 
-def test_special_tokens_of_users_stay_text(pair: Pair) -> None:
+def test_special_tokens_from_users_stay_text(pair: Pair) -> None:
     tokenizer = pair.ours.tokenizer
     plain = pair.ours.chat([{"role": "user", "content": "x"}]).token_ids.tolist()
     expected = [token_id for token_id in plain if token_id in tokenizer.special_ids]

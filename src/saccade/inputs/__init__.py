@@ -1,1 +1,1 @@
-"""Turns requests into engine inputs: images, videos, chat templates, tokens, positions."""
+"""Turns requests into engine inputs: images, videos, chat templates, tokens and positions."""

@@ -1,5 +1,5 @@
-"""Limits on the cost of one prompt, checked before it arises: a few kilobytes can decode to gigabytes of pixels, and a
-long text takes seconds to encode only to be found too long. Image headers and text lengths decide."""
+"""Limits on the cost of one prompt, checked on image headers and text lengths before the work is done: a few
+kilobytes can decode to gigabytes of pixels, and a long text takes seconds to encode only to turn out too long."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,39 +11,35 @@ from saccade.errors import RequestError
 
 
 class StopWorkError(Exception):
-    """Nobody waits for the prompt any more."""
+    """Nobody is waiting for the prompt any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """At most `max_tokens` per prompt; if tokens are only counted (`is_count`), only text that is certain to have more
-    is refused. `has_answer`: one token more would fit, which is for an answer. `hold` is called before memory is used
-    and raises a client error if there is none; `go_on` is called between pieces of work and raises StopWorkError if
-    nobody waits. `waiting` encloses a time in which another process works. All run in the working thread. `beside`, if
-    there is one, runs work in another thread. `caller` has sent the prompt: where prompts wait, callers take turns."""
+    """What one prompt may cost. The callbacks run in the thread that makes the prompt."""
 
     max_tokens: int | None = None
-    is_count: bool = False
-    has_answer: bool = True
-    hold: Callable[[int], None] = lambda num_bytes: None
-    go_on: Callable[[], None] = lambda: None
-    waiting: Callable[[], AbstractContextManager[object]] = nullcontext
-    beside: Callable[[Callable[[], Any]], Future[Any]] | None = None
-    caller: str = ""
+    is_count: bool = False  # tokens are only counted, so only text that is certain to be too long is refused
+    has_answer: bool = True  # `max_tokens` leaves room for the first token of an answer
+    hold: Callable[[int], None] = lambda num_bytes: None  # before memory is used; raises a client error if it is short
+    go_on: Callable[[], None] = lambda: None  # between pieces of work; raises StopWorkError if nobody is waiting
+    waiting: Callable[[], AbstractContextManager[object]] = nullcontext  # while another process does the work
+    beside: Callable[[Callable[[], Any]], Future[Any]] | None = None  # runs work in another thread
+    caller: str = ""  # where prompts queue, callers take turns
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:
         if not self.is_count:
             self.check_length(num_tokens, f"{what} {num_tokens} tokens", param)
 
-    def check_length(self, num_tokens: int, met: str, param: str) -> None:
+    def check_length(self, num_tokens: int, problem: str, param: str) -> None:
         """`num_tokens` is a lower bound."""
         if self.max_tokens is not None and num_tokens > self.max_tokens:
-            raise self.too_long(met, param)
+            raise self.too_long(problem, param)
 
-    def too_long(self, met: str, param: str) -> RequestError:
+    def too_long(self, problem: str, param: str) -> RequestError:
         room = "with room for an answer " if self.has_answer else ""
         limit = f"{room}the limit is {self.max_tokens} tokens (--max-model-len)"
-        return RequestError(f"{met}; {limit}", param=param, code="context_length_exceeded")
+        return RequestError(f"{problem}; {limit}", param=param, code="context_length_exceeded")
 
 
 ANYTHING = Allowance()

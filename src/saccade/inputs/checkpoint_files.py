@@ -11,7 +11,6 @@ MAX_JSON_BYTES = 16 * 2**20
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object; the file must exist."""
     text = read_text(path, max_bytes=max_bytes)
     try:
         value = json.loads(text)
@@ -23,7 +22,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if the file does not exist."""
+    """An empty object if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 

@@ -1,4 +1,4 @@
-"""Makes a prompt's tokens, positions and digests while its images are decoded: their headers say how large they are."""
+"""Makes a prompt's tokens, positions and digests while its images are being decoded: image headers have the sizes."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -17,9 +17,9 @@ Place = Callable[[Sequence[Media]], Prompt]
 
 
 class EarlyPrompt:
-    """Decode within `with`, then call `finish`. Without a thread for it (`Allowance.beside`), or if an image is no
-    file, `finish` does all the work. An image that its metadata turn has another shape than its header says: then what
-    was made early is made again."""
+    """Decode inside `with`, then call `finish`. If there is no other thread (`Allowance.beside`), or if an image is not
+    a file, `finish` does all the work. It also starts over if EXIF metadata rotates an image, because the header then
+    has the wrong shape."""
 
     def __init__(self, place: Place, sized: Sequence[Sized], allowance: Allowance) -> None:
         self._place, self._sized = place, sized
@@ -33,37 +33,37 @@ class EarlyPrompt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What works for a request that failed is waited for, since its memory counts as free afterwards."""
+        """Waits for the work of a failed request, because its memory counts as free afterwards."""
         if error is not None and self._future is not None and not self._future.cancel():
             wait([self._future])
 
     def finish(self, media: Sequence[Media]) -> Prompt:
-        """The prompt of the decoded media, whose digests are added."""
-        if self._future is not None and not self._future.cancel():  # it has begun
+        """The prompt of the decoded media, with their digests."""
+        if self._future is not None and not self._future.cancel():  # it is running or done
             early = self._future.result()
-            if all(made.plan == drawn.plan for made, drawn in zip(media, early.media, strict=True)):
-                digests = [drawn.digest for drawn in early.media]
-                found = (replace(made, digest=digest) for made, digest in zip(media, digests, strict=True))
-                return replace(early, media=tuple(found))
-        return self._place([_named(item, made) for item, made in zip(self._sized, media, strict=True)])
+            pairs = list(zip(media, early.media, strict=True))
+            if all(decoded.plan == planned.plan for decoded, planned in pairs):
+                complete = (replace(decoded, digest=planned.digest) for decoded, planned in pairs)
+                return replace(early, media=tuple(complete))
+        return self._place([_with_digest(*pair) for pair in zip(self._sized, media, strict=True)])
 
     def _make_early(self) -> Prompt:
-        return self._place([_named(item, _outline(item)) for item in self._sized])
+        return self._place([_with_digest(item, _without_pixels(item)) for item in self._sized])
 
 
 def _is_file(item: Sized) -> bool:
     return item.image is not None and isinstance(item.image.source, bytes)
 
 
-def _outline(item: Sized) -> Media:
+def _without_pixels(item: Sized) -> Media:
     assert item.plan is not None, "an image's size is known"
     return Media(item.ref.kind, NO_PIXELS, item.plan, b"")
 
 
-def _named(item: Sized, media: Media) -> Media:
-    """With its digest, which covers the settings without bounds, plus the resulting size: the same file, or the same
-    pixels, at the same size have the same features. A video's times are in the prompt's text or positions, not in the
-    features, so left out."""
+def _with_digest(item: Sized, media: Media) -> Media:
+    """Adds the digest. It covers the settings without their bounds, and the resulting size: the same file, or the same
+    pixels, at the same size has the same features. It leaves out a video's times, which affect the prompt's text or
+    positions but not the features."""
     name = item.settings.fingerprint + repr(media.plan.size_hw).encode()
     data = None if item.image is None else item.image.source
     digest = digest_file(data, name) if isinstance(data, bytes) else digest_pixels(media.pixels, name)

@@ -1,4 +1,4 @@
-"""The size of a prompt, from what is known before its images are decoded and its text is encoded."""
+"""Measures a prompt before its images are decoded and its text is encoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from saccade.inputs.text.special_tokens import Segment
 from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.models.media import ImageSettings, VideoSettings
 
-MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be given
+MAX_VALUES = 200_000  # strings, numbers, lists and objects passed to a chat template
 LONG_TEXT_CHARS = 64 * 1024
 ENCODE_BYTES = 128  # per character, while a text is encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An image or video not decoded yet. What only a decoder can know, as for a video file, counts as zero."""
+    """An image or video that is not decoded yet. Counts are zero where only a decoder can tell, as for a video file."""
 
     ref: MediaRef
     settings: ImageSettings | VideoSettings
@@ -38,7 +38,7 @@ class Sized:
 
 
 def size_media(ref: MediaRef, settings: ImageSettings | VideoSettings, limits: ImageLimits) -> Sized:
-    """Exact for images: size rules treat both sides alike, so EXIF rotation does not change the number of tokens."""
+    """Exact for images: the size rules are symmetric, so EXIF rotation does not change the number of tokens."""
     if isinstance(settings, ImageSettings):
         with ref.named_in_errors():
             image = measure_image(ref.source, limits)
@@ -52,18 +52,18 @@ def size_media(ref: MediaRef, settings: ImageSettings | VideoSettings, limits: I
 
 
 def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
-    """Refuses images that are too large together, though each is allowed."""
+    """Refuses images that are too large together, even if each is allowed."""
     limit, total = limits.max_request_pixels, 0
     for item in media:
         total += item.num_pixels
         if limit is not None and total > limit:
-            met = f"the images of the request have {total} pixels and more"
-            message = f"{met}; the limit is {limit} (--max-request-pixels)"
+            problem = f"the images of the request have at least {total} pixels"
+            message = f"{problem}; the limit is {limit} (--max-request-pixels)"
             raise RequestError(message, param=item.ref.param, code="image_too_large", status=413)
 
 
 def needed_bytes(media: Sequence[Sized]) -> int:
-    """Memory for all images: their pixels, what the largest needs while decoding, and what data URLs hold."""
+    """Memory for all images: the bytes of data URLs, all pixels, and scratch space to decode the largest image."""
     urls = [item.image.source for item in media if item.image is not None and isinstance(item.ref.source, str)]
     pixels = [item.num_pixels for item in media]
     encoded = sum(len(data) for data in urls if isinstance(data, bytes))
@@ -71,7 +71,7 @@ def needed_bytes(media: Sequence[Sized]) -> int:
 
 
 def check_messages(messages: Any, allowance: Allowance) -> None:
-    """Refuses lists that are too long, before they are read. Every message has at least one token."""
+    """Refuses lists that are too long, before they are read. Every message takes at least one token."""
     if allowance.max_tokens is None or not isinstance(messages, list | tuple):
         return
     allowance.check_length(len(messages), f"there are {len(messages)} messages", "messages")
@@ -82,19 +82,19 @@ def check_messages(messages: Any, allowance: Allowance) -> None:
 
 
 def check_text(value: Any, tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
-    """Refuses text that is certain to be too long; `value` may contain it at any depth."""
+    """Refuses text that is certain to be too long, at any depth of `value`."""
     if allowance.max_tokens is None:
         return
-    num_chars, num_values, waiting = 0, 0, [value]
-    while waiting and num_values <= MAX_VALUES:
-        found = waiting.pop()
+    num_chars, num_values, pending = 0, 0, [value]
+    while pending and num_values <= MAX_VALUES:
+        found = pending.pop()
         num_values += 1
         if isinstance(found, str):
             num_chars += len(found)
         elif isinstance(found, dict):
-            waiting += [*found.keys(), *found.values()]
+            pending += [*found.keys(), *found.values()]
         elif isinstance(found, list | tuple):
-            waiting += found
+            pending += found
     if num_values > MAX_VALUES:
         raise allowance.too_long(f"the request has more than {MAX_VALUES} values for the chat template", param)
     _check_chars(num_chars, tokenizer, allowance, param)

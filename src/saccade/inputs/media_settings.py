@@ -1,5 +1,5 @@
-"""A checkpoint folder's settings for images, videos and their tokens. Missing files and fields take the family's own
-defaults, which are those of transformers."""
+"""A checkpoint's settings for images, videos and their placeholder tokens. Missing fields take the defaults of the
+model family, which match transformers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ _RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSettings(Placeholders):
-    """Which tokens stand for images and videos. `merge` is the side of the square of patches behind one of them."""
+    """The tokens that stand for images and videos. A token covers `merge` x `merge` patches."""
 
     image_token_id: int
     video_token_id: int | None
@@ -46,7 +46,7 @@ def read_video_settings(folder: Path) -> VideoSettings | None:
     media = _media_defaults(folder)
     if media is None or media.video is None:
         return None
-    # Like transformers, reads the image file if there is no video file.
+    # Like transformers, reads the image settings if there are no video settings.
     raw = _processor_dict(folder, "video_processor", "video_preprocessor_config.json", "preprocessor_config.json")
     default = media.video
     return VideoSettings(
@@ -80,13 +80,13 @@ def read_placeholder_settings(folder: Path) -> PlaceholderSettings | None:
 
 
 def _media_defaults(folder: Path) -> MediaDefaults | None:
-    """The defaults of the checkpoint's family; None for a text model."""
+    """The defaults of the checkpoint's family, or None for a text model."""
     family = MODEL_TYPES.get(str(read_json(folder / "config.json").get("model_type", "")))
     return None if family is None else family.media
 
 
 def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
-    """The first of a folder's processor files, in transformers' order: processor_config.json first."""
+    """The first processor settings found, in the order of transformers: processor_config.json first."""
     part = read_optional_json(folder / "processor_config.json").get(nested)
     if isinstance(part, dict):
         return part
@@ -94,7 +94,7 @@ def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
         if (folder / name).is_file():
             return read_json(folder / name)
     raise ConfigError(
-        f"{folder} has no {names[0]}; a model that takes images needs that of its checkpoint, or processor_config.json"
+        f"{folder} has no {names[0]}; a model that takes images needs it or processor_config.json from its checkpoint"
     )
 
 
@@ -124,14 +124,14 @@ def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: P
     high = _get(raw, "max_pixels", edges.get("longest_edge"))
     if not low or not high:
         raise ConfigError(
-            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, the least and most pixels"
+            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, as numbers of pixels"
         )
     found = {"min_pixels": low, "max_pixels": high}
     return {name: _count(found, name, 1, folder) for name in found}
 
 
 def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, default: ImageSettings) -> dict[str, Any]:
-    """A tower of one image size: its patch size is in the model's configuration, not in the processor's."""
+    """For a vision tower with one image size: config.json has its patch size, not the processor settings."""
     config = _model_config(folder)
     return base | {
         "patch": _count(config["vision_config"], "patch_size", None, folder),
@@ -151,7 +151,7 @@ def _height_width(size: Any, folder: Path) -> tuple[int, int] | None:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    """config.json with the model's own defaults, so that processor and model count the same rows."""
+    """config.json completed by the model's defaults, so that processor and model agree on the number of rows."""
     given = {"vision_config": {}} | read_json(folder / "config.json")
     config = MODEL_TYPES[str(given["model_type"])].defaults.complete(given)
     if not isinstance(config["vision_config"], dict):
@@ -160,7 +160,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def _merge(config: dict[str, Any], folder: Path) -> int:
-    """The side of the square of patches behind one token: named, or derived from `mm_tokens_per_image`."""
+    """A token covers this many patches per side: spatial_merge_size, or derived from mm_tokens_per_image."""
     vision = config["vision_config"]
     if "mm_tokens_per_image" not in config:
         return _count(vision, "spatial_merge_size", None, folder)
@@ -199,7 +199,7 @@ def _positive(raw: Mapping[str, Any], name: str, default: float | None, folder: 
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # no float holds a longer integer
+    return type(value) in (int, float) and abs(value) < 1e300  # float() overflows on huge integers
 
 
 def _get(raw: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -1,8 +1,8 @@
 """Puts images and videos into a prompt: from a template's markers to tokens, spans and positions.
 
-Expansion has two steps. Each marker becomes the family's text around one placeholder token, so that newlines and
-timestamps merge with their neighbours exactly as in the families' processors; after tokenisation every placeholder is
-repeated once per feature row. Placeholders are counted against the media before either step.
+Expansion has two steps. First each marker becomes the family's text around one placeholder token, so that newlines and
+timestamps are tokenised with their neighbours exactly as in the family's own processor. After tokenisation, every
+placeholder is repeated once per feature row. Placeholders are counted against the media before either step.
 """
 
 import re
@@ -29,8 +29,8 @@ from saccade.inputs.text.special_tokens import Segment
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3) with only
-    the frames of the plan; `digest` names pixels and settings; `decode_s` is the time to read it."""
+    """One image or video of a prompt. `pixels` is (height, width, 3), or (frames, height, width, 3) for a video, with
+    only the frames of the plan. `digest` identifies pixels and settings; `decode_s` is the decoding time."""
 
     kind: MediaKind
     pixels: npt.NDArray[np.uint8] = field(repr=False)
@@ -41,7 +41,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Rows `offset` to `offset + length` of a prompt are rows from `feature_offset` on of media[media_idx]."""
+    """Rows `offset` to `offset + length` of a prompt are features of media[media_idx], from `feature_offset` on."""
 
     media_idx: int
     kind: MediaKind
@@ -55,8 +55,8 @@ class MediaSpan:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt for the engine. Arrays are read-only. Every placeholder token lies in exactly one span, and the spans of
-    a media together cover its features once. `limits_T` is None if attention is fully causal (see paged attention).
-    With `is_continued` the answer continues the prompt's text, else it is a text of its own."""
+    an image or video together cover its features once. `limits_T` is None if attention is fully causal (see paged
+    attention). With `is_continued` the answer continues the prompt's text instead of starting a new one."""
 
     token_ids: Ints = field(repr=False)
     positions_3T: Ints = field(repr=False)
@@ -71,8 +71,8 @@ class Prompt:
 
     @property
     def output_shift(self) -> int:
-        """How much further on a generated token is than text in its place would be, because `rope_delta` counts a
-        video's time steps and text does not. A later prompt with the same tokens has them elsewhere."""
+        """How far ahead generated tokens are of the positions they will have in a later prompt: `rope_delta` counts a
+        video's time steps, but text after a video ignores them."""
         positions = self.positions_3T
         return int(positions.max()) - int(positions[1:].max()) if positions.size else 0
 
@@ -83,7 +83,7 @@ def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
 
 
 def append_text(prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
-    """The prompt with more tokens of text behind it."""
+    """The prompt followed by more text tokens."""
     count, old = len(token_ids), prompt.positions_3T
     first = int(old[1:].max()) + 1 if old.size else 0
     positions = np.concatenate([old, np.tile(np.arange(first, first + count, dtype=np.int32), (3, 1))], axis=1)
@@ -103,7 +103,7 @@ def marker_kinds(segments: Sequence[Segment], settings: PlaceholderSettings) -> 
 
 
 def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], settings: PlaceholderSettings) -> None:
-    """The text must have one marker per media, in the order of the media."""
+    """The text must have one marker per image or video, in the same order."""
     found = marker_kinds(segments, settings)
     if found != list(kinds):
         raise RequestError(
@@ -116,7 +116,7 @@ def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], setti
 def expand_text(
     segments: Sequence[Segment], plans: Sequence[ImagePlan | VideoPlan], settings: PlaceholderSettings
 ) -> tuple[Segment, ...]:
-    """Replaces markers by the family's text; `check_markers` must have passed."""
+    """Replaces markers with the family's text. `check_markers` must have passed."""
     remaining = iter(plans)
     return tuple(
         segment if segment.is_plain else Segment(_expand(segment, remaining, settings)) for segment in segments
@@ -148,7 +148,7 @@ def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: Plac
 
 
 def _blocks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[FeatureRows]:
-    """What each placeholder token of a media stands for; offsets are not known yet."""
+    """The feature rows of each placeholder token of an image or video. Their offsets are not known yet."""
     frames, height, width = media.plan.grid_thw
     grid = (frames, height // settings.merge, width // settings.merge)
     if isinstance(media.plan, VideoPlan) and settings.has_timestamps:

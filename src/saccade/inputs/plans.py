@@ -1,6 +1,6 @@
-"""From an image's size to its patches: target size, grid and token count, before any pixel is touched. These are the
-rules of the families' own processors, with their rounding (Python's round: halves to even), so that grids and token
-counts agree with transformers for every size."""
+"""Target size, patch grid and token count of an image or video, from its size alone. These are the rules of the model
+families' own processors, including their rounding (Python's round: half to even), so that grids and token counts match
+transformers for every size."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from saccade.errors import RequestError
 from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_ASPECT = 200
-_DEFAULT_FPS = 24.0  # what transformers assumes if a video's rate is unknown
+_DEFAULT_FPS = 24.0  # assumed by transformers if a video's rate is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """The target of an image's resize. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
+    """How an image is resized. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
 
     size_hw: tuple[int, int]
     grid_thw: tuple[int, int, int]
@@ -26,8 +26,8 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """How a video is sampled and resized. `frames` index the given frames, padded with the last to a multiple of the
-    temporal patch; `timestamps` are seconds per step of grid_thw[0], `second_per_grid` the mean step."""
+    """How a video is sampled and resized. `frames` are indices into the given frames; the last is repeated to fill
+    the temporal patch. `timestamps` has the seconds of each time step, `second_per_grid` their mean distance."""
 
     frames: tuple[int, ...]
     size_hw: tuple[int, int]
@@ -70,7 +70,7 @@ def plan_video(num_frames: int, height: int, width: int, fps: float | None, sett
 
 
 def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Sides as multiples of `factor`, area between the bounds, aspect ratio kept as far as possible."""
+    """(height, width) in multiples of `factor`, with the area within the bounds and nearly the same aspect ratio."""
     _check_aspect(height, width)
     return _fit(height, width, 1, 1, factor, min_pixels, max_pixels)
 
@@ -78,7 +78,7 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 def smart_resize_video(
     num_frames: int, height: int, width: int, *, temporal: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """As smart_resize, with bounds on the pixels of all frames together; sides below `factor` are scaled up first."""
+    """Like smart_resize, but the bounds are for all frames together. Sides below `factor` are scaled up first."""
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
@@ -111,7 +111,7 @@ def _fit(
         grow = math.sqrt(min_pixels / (frames * height * width))
         high = math.ceil(height * grow / factor) * factor
         wide = math.ceil(width * grow / factor) * factor
-    # The shorter side of a long image may shrink to nothing, but a tower cannot take an empty image.
+    # The shorter side of a long image may shrink to zero, but a vision tower cannot take an empty image.
     return max(factor, high), max(factor, wide)
 
 
@@ -143,7 +143,7 @@ def _sample_evenly(num_frames: int, fps: float, settings: VideoSettings) -> tupl
 
 
 def _sample_by_step(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
-    """A multiple of the temporal patch, at a constant step from the first frame (Qwen2.5-VL)."""
+    """A multiple of the temporal patch, at constant steps from the first frame (Qwen2.5-VL)."""
     unit = settings.temporal_patch
     most = min(settings.max_frames, num_frames) // unit * unit
     if settings.num_frames is not None:
@@ -154,13 +154,13 @@ def _sample_by_step(num_frames: int, fps: float, settings: VideoSettings) -> tup
         wanted = most
     if wanted < unit:
         return tuple(range(min(num_frames, settings.max_frames)))
-    # Single precision before truncation, as torch.arange gives it: 2.9999999 is frame 3.
+    # float32 before truncation, like torch.arange: 2.9999999 is frame 3.
     steps = np.arange(0, num_frames, num_frames / wanted).astype(np.float32).astype(int)
     return tuple(np.minimum(steps, num_frames - 1).tolist())
 
 
 def _timestamps(frames: tuple[int, ...], fps: float, unit: int) -> tuple[float, ...]:
-    """Seconds of the midpoint between the first and last frame of each group."""
+    """The midpoint in seconds between the first and last frame of each group."""
     seconds = [frame / fps for frame in frames]
     return tuple((seconds[i] + seconds[i + unit - 1]) / 2 for i in range(0, len(seconds), unit))
 

@@ -1,4 +1,4 @@
-"""Rotary positions and attention limits of a prompt with images and videos. Vectorised over spans, never per token."""
+"""Rotary positions and attention limits of a prompt with images and videos. Loops run over spans, never over tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """Feature rows at `offset` of a prompt, from `feature_offset` on of media[media_idx]: a grid in merged units, its
-    time steps `interval` positions apart."""
+    """Feature rows at `offset` of a prompt: those of media[media_idx] from `feature_offset` on. `grid_thw` counts
+    merged patches; time steps are `interval` positions apart."""
 
     offset: int
     grid_thw: tuple[int, int, int]
@@ -26,15 +26,15 @@ class FeatureRows:
 
 
 def text_positions(num_tokens: int) -> Ints:
-    """Three equal rows, for models without M-RoPE and for text alone."""
+    """Three equal rows, for models without M-RoPE and for prompts without media."""
     return np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
 
 
 def mrope_positions(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
     """Time, row and column of every token. Blocks are in order and do not overlap. Text counts up in all three rows. A
-    block's grid starts at the current position, and what follows continues after the longer of its rows and columns, as
-    in transformers: time steps do not push back the text after a video. A time step is multiplied by the interval
-    before it is cut to a whole number, so that intervals below one still move."""
+    block's grid starts at the current position, and the text after it continues from the larger of its height and
+    width, as in transformers: time steps do not push that text back. A time step is multiplied by the interval before
+    it is truncated, so that time advances even if the interval is below one."""
     positions = np.empty((3, num_tokens), dtype=np.int32)
     at = position = 0
     for block in blocks:
@@ -49,13 +49,13 @@ def mrope_positions(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
 
 
 def rope_delta(positions_3T: Ints) -> int:
-    """What a generated token adds to its index to get its position."""
+    """Added to a generated token's index to get its position."""
     num_tokens = positions_3T.shape[1]
     return int(positions_3T.max()) + 1 - num_tokens if num_tokens else 0
 
 
 def bidirectional_limits(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
-    """For each row the key index it may see up to: the end of its own image, 0 for text (causal only)."""
+    """For each row, the end of the keys it may see: the end of its own image, or 0 for text (causal only)."""
     limits = np.zeros(num_tokens, dtype=np.int32)
     for block in blocks:
         limits[block.offset : block.offset + block.length] = block.offset + block.length
@@ -63,7 +63,7 @@ def bidirectional_limits(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints
 
 
 def _fill_text(positions: Ints, start: int, stop: int, position: int) -> int:
-    """Counts up through text; returns the position after it."""
+    """Counts up through text and returns the position after it."""
     length = stop - start
     positions[:, start:stop] = np.arange(position, position + length, dtype=np.int32)
     return position + length

@@ -49,7 +49,7 @@ from saccade.inputs.positions import Ints
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.text.chat_template import ChatTemplate, Rendered, read_template
-from saccade.inputs.text.generation import named_ends
+from saccade.inputs.text.generation import config_eos_ids
 from saccade.inputs.text.rank_prompts import (
     NO_THINKING,
     PUBLISHED_TEMPLATE,
@@ -67,8 +67,8 @@ _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Processor:
-    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it. With a `pool`, media whose
-    cost is not certain are decoded in processes that can be killed; it belongs to whoever made it."""
+    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it. With a `pool`, media that
+    may be expensive are decoded in processes that can be killed. The pool's creator closes it."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Processor:
         chat_template: str = "",
         pool: MediaPool | None = None,
     ) -> "Processor":
-        """`chat_template` is a file that replaces the checkpoint's template."""
+        """`chat_template` is the path of a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
-        protected = (*_placeholder_ids(placeholders), *named_ends(folder))
+        protected = (*_placeholder_ids(placeholders), *config_eos_ids(folder))
         source = read_template(folder, chat_template)
         tokenizer = Tokenizer.from_folder(folder, protected=protected, template=source or "")
         named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
@@ -120,7 +120,7 @@ class Processor:
 
     def rehearse(self) -> None:
         """Makes and drops a text prompt and, if the model takes images, an image prompt, so that no request pays for
-        what is built at first use. Errors are ignored: other checks report them."""
+        what is built on first use. Ignores errors: other checks report them."""
         contents: list[Any] = ["Hello"]
         if self.images is not None:
             contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
@@ -140,7 +140,7 @@ class Processor:
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of a conversation. `media` fills, in order, the parts that name no source. `images` are the
+        """The prompt of a conversation. `media` fills the parts without a source, in order. `images` are the
         checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
@@ -165,11 +165,11 @@ class Processor:
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt that asks whether a document fits a query, by the checkpoint's template or the published one."""
+        """Asks whether a document matches a query, with the checkpoint's template or else the published one."""
         template = self.template or self._ranking_template
         has_roles = has_ranking_roles(template.source)
-        sees = self.images is not None and self.template is not None
-        messages = rank_messages(query, document, instruction, has_roles=has_roles, sees=sees)
+        has_vision = self.images is not None and self.template is not None
+        messages = rank_messages(query, document, instruction, has_roles=has_roles, has_vision=has_vision)
         check_messages(messages, allowance)
         rendered = template.render(
             messages,
@@ -193,7 +193,7 @@ class Processor:
         return self._finish(rendered, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
 
     def ended(self, prompt: Prompt, *, allowance: Allowance = ANYTHING, param: str = "prompt") -> Prompt:
-        """A prompt with the tokens that the checkpoint's tokenizer puts behind a text, if it does."""
+        """The prompt followed by the tokens, if any, that the checkpoint's tokenizer appends to a text."""
         if not self.tokenizer.end_ids:
             return prompt
         allowance.check_tokens(len(prompt) + len(self.tokenizer.end_ids), "prompt has", param)
@@ -207,8 +207,8 @@ class Processor:
         has_bos: bool = True,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of raw text, which may use special tokens. `media` are (kind, source) pairs; without them, a
-        placeholder token in the text is text."""
+        """The prompt of raw text, which may contain special tokens. `media` are (kind, source) pairs. Without media, a
+        placeholder token in the text stays plain text."""
         check_text(prompt, self.tokenizer, allowance, "prompt")
         refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
         segments: tuple[Segment, ...] = (Segment(prompt),)
@@ -220,7 +220,7 @@ class Processor:
         )
 
     def marker_kinds(self, prompt: str) -> list[MediaKind]:
-        """The kinds of the placeholders in raw text, in order."""
+        """The kinds of media that the placeholders in raw text stand for, in order."""
         return marker_kinds([Segment(prompt)], self.placeholders) if self.placeholders is not None else []
 
     def tokens(self, token_ids: Sequence[int] | npt.NDArray[Any], *, allowance: Allowance = ANYTHING) -> Prompt:
@@ -233,7 +233,7 @@ class Processor:
         return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:
-        """The answer continues the prompt, unless that has no text."""
+        """The answer continues the prompt's text, if it has any."""
         has_text = any(token not in self.tokenizer.special_ids for token in prompt.token_ids.tolist())
         return replace(prompt, is_continued=has_text)
 
@@ -247,7 +247,7 @@ class Processor:
         allowance: Allowance,
         param: str,
     ) -> Prompt:
-        """`images` are the settings of all images except those that have their own, by param, in `sizes`."""
+        """`images` are the settings of all images; `sizes` has other settings for some of them, by param."""
         for ref in rendered.media:
             self._check_supported(ref)
         self._check_count(rendered.media, "image", self.limits.max_images)
@@ -259,7 +259,7 @@ class Processor:
         if settings is None:
             prompt = text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
         else:
-            by_kind = {"image": images, "video": self.videos}  # none missing: unsupported kinds were refused above
+            by_kind = {"image": images, "video": self.videos}  # neither is None if used: see `_check_supported`
             wanted = [(ref, sizes.get(ref.param) or by_kind[ref.kind]) for ref in rendered.media]
             sized = [size_media(ref, own, self.limits) for ref, own in wanted if own is not None]
             self._check_sized(sized, allowance, param)
@@ -274,14 +274,14 @@ class Processor:
         return prompt
 
     def _check_sized(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> None:
-        """Nothing is decoded before everything was measured and found to fit."""
+        """Checks all media together before any is decoded."""
         check_pixels(sized, self.limits)
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         allowance.hold(needed_bytes(sized))
 
     def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
-        """Without digests. What is no video file has as many tokens as was measured."""
+        """Decodes all media, without digests. Only a video file can have more tokens than were measured."""
         num_tokens = sum(item.num_tokens for item in sized)
         media: list[Media] = []
         for item in sized:
@@ -330,7 +330,7 @@ class Processor:
         return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
 
     def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:
-        """A request's own lower bound can round an image up to more than the engine has memory for."""
+        """The lower bound of a request can round an image up to more pixels than the engine has memory for."""
         assert self.images is not None, "checked before"
         height, width = plan.size_hw
         if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
@@ -346,10 +346,10 @@ def _picture() -> bytes:
 
 
 def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
-    """Gives each part without a source the next of `media`, all of which must be used."""
+    """Gives each part without a source the next of `media`. All must be used."""
     empty = [ref for ref in rendered.media if ref.source is None]
     if len(empty) != len(media):
-        message = f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given"
+        message = f"the messages have {len(empty)} image(s) or video(s) without a source, but {len(media)} were given"
         raise RequestError(message, param=empty[0].param if empty else "media", code="media_mismatch")
     given = iter(media)
     filled = tuple(ref if ref.source is not None else replace(ref, source=next(given)) for ref in rendered.media)
@@ -363,7 +363,7 @@ def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
 
 
 def _token_ids(given: Any) -> Ints:
-    """Ids as the engine holds them. None may change on the way: 2**32 + 7 must not become 7, nor 1.5 become 1."""
+    """Ids as the engine holds them. The conversion must be exact: 2**32 + 7 must not become 7, nor 1.5 become 1."""
     try:
         ids = np.asarray(given)
     except ValueError:  # lists of different lengths
@@ -382,7 +382,7 @@ def _placeholder_ids(settings: PlaceholderSettings | None) -> tuple[int, ...]:
 
 
 def _plain_placeholders(prompt: str, tokenizer: Tokenizer, settings: PlaceholderSettings) -> tuple[Segment, ...]:
-    """Cuts raw text so that its placeholder tokens and markers are plain."""
+    """Cuts raw text so that its placeholder tokens and markers are plain segments."""
     texts = {settings.image_marker, settings.video_marker}
     texts |= {tokenizer.token_text(token_id) for token_id in _placeholder_ids(settings)}
     pattern = special_pattern(text for text in texts if text)

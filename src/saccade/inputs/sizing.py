@@ -1,5 +1,6 @@
-"""Image sizes in a request: `mm_processor_kwargs` for all images, OpenAI's `detail` for each. Both move the bounds of
-an image's area, within the checkpoint's. A cap below the lower bound lowers that too: it never enlarges an image."""
+"""Image sizes in a request: `mm_processor_kwargs` for all images, OpenAI's `detail` for each. Both change the bounds of
+an image's area within those of the checkpoint. A cap below the lower bound lowers that, too: it never enlarges an
+image."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,13 +13,13 @@ from saccade.models.media import ImageSettings
 KWARGS = "mm_processor_kwargs"
 DETAILS = ("auto", "low", "high")
 LOW_DETAIL_PIXELS = 512 * 512  # OpenAI's `detail: low`
-# Two spellings of each bound: Qwen's own, and that of transformers, where an "edge" is an area for these families.
+# Two names for each bound: Qwen's own, and that of transformers, where an "edge" is an area for these families.
 _NAMES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int | None = None) -> ImageSettings | None:
-    """A checkpoint's settings with the bounds of a request. `max_tokens`: the most that the encoder takes at once. All
-    other options are refused, and all of them for a model without such bounds."""
+    """The checkpoint's settings with the bounds of a request. The encoder takes at most `max_tokens` at once. Refuses
+    all other options, and every option for a model without bounds."""
     if kwargs is None or kwargs == {}:
         return settings
     if not isinstance(kwargs, Mapping):
@@ -40,7 +41,7 @@ def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int 
 
 
 def read_details(messages: Any) -> dict[str, str]:
-    """The `detail` of the images in a message list, by their name in errors."""
+    """The `detail` of the images in a message list, by the image's param."""
     found = {}
     for i, j, ref in media_parts(messages):
         if ref.kind == "image" and (detail := _read_detail(messages[i]["content"][j], ref.param)) is not None:
@@ -49,7 +50,7 @@ def read_details(messages: Any) -> dict[str, str]:
 
 
 def at_detail(settings: ImageSettings, detail: str | None) -> ImageSettings:
-    """`low` caps the area, which is nothing to a model of one image size."""
+    """`low` caps the area, which has no effect on a model with a fixed image size."""
     return capped(settings, LOW_DETAIL_PIXELS) if detail == "low" else settings
 
 
@@ -60,7 +61,7 @@ def capped(settings: ImageSettings, max_pixels: int) -> ImageSettings:
 
 
 def _read_bounds(kwargs: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """The bounds, each with the name it was given under."""
+    """The bounds, each with the param it came from."""
     size = kwargs.get("size") or {}
     if not isinstance(size, Mapping):
         raise _wrong("must be an object with shortest_edge and longest_edge", f"{KWARGS}.size")
@@ -94,16 +95,16 @@ def _whole(value: Any, param: str) -> int:
 
 def _check_bound(value: int, param: str, settings: ImageSettings, max_tokens: int | None) -> None:
     if value > settings.max_pixels:
-        raise _wrong(f"is {value}; the limit is {settings.max_pixels}, which is the checkpoint's own", param)
+        raise _wrong(f"is {value}; the checkpoint's limit is {settings.max_pixels}", param)
     most = None if max_tokens is None else max_tokens * (settings.patch * settings.merge) ** 2
     if most is not None and value > most:
         raise _wrong(f"is {value}; the limit is {most}, {max_tokens} tokens (--encoder-budget-tokens)", param)
 
 
 def _read_detail(part: Mapping[str, Any], param: str) -> str | None:
-    """Next to the URL, or next to the image if a part gives its URL as a string."""
-    said = part.get(param.rpartition(".")[2])
-    detail = said.get("detail") if isinstance(said, Mapping) else None
+    """`detail` is next to the URL, or in the part itself if the part gives its URL as a string."""
+    value = part.get(param.rpartition(".")[2])
+    detail = value.get("detail") if isinstance(value, Mapping) else None
     at = f"{param}.detail"
     if detail is None:
         detail, at = part.get("detail"), f"{param.rpartition('.')[0]}.detail"

@@ -1,1 +1,1 @@
-"""Images and videos: fetched, checked by their headers, and decoded in processes that can be killed."""
+"""Images and videos: fetches them, checks their headers, and decodes them in processes that can be killed."""

@@ -1,13 +1,13 @@
-"""Sizes of all frames of an animated GIF or WebP, read before any of them is decoded: a first frame of 64x64 pixels
-says nothing about the next one, for which Pillow makes the whole canvas larger."""
+"""Reads the sizes of all frames of an animated GIF or WebP before any is decoded. After a first frame of 64x64 pixels
+the next one can be huge, and Pillow enlarges the whole canvas for it."""
 
 import struct
 from dataclasses import dataclass
 
 from saccade.errors import RequestError
 
-MAX_BLOCKS = 2_000_000  # of up to 255 bytes; reading them takes about a second
-MAX_ANIMATION_PIXELS = 2**31  # to be decoded, before frames are left out; about a quarter of a minute
+MAX_BLOCKS = 2_000_000  # of up to 255 bytes; walking them takes about a second
+MAX_ANIMATION_PIXELS = 2**31  # of all frames, before thinning; decoding takes about 15 s
 
 _TRAILER, _EXTENSION, _IMAGE = 0x3B, 0x21, 0x2C
 
@@ -20,19 +20,19 @@ class Animation:
 
 
 def measure_animation(data: bytes, height: int, width: int) -> Animation:
-    """The canvas that holds all frames, and how many there are. The canvas is at least as large as the header's. A file
-    that ends too early has the frames before the break."""
+    """The number of frames and a canvas that holds all of them, at least as large as the header says. A truncated file
+    has the frames before the cut."""
     read = _read_gif if data.startswith(b"GIF") else _read_webp
     found = read(data, height, width)
     if found.num_frames * found.height * found.width > MAX_ANIMATION_PIXELS:
-        met = f"the video has {found.num_frames} frames of {found.width}x{found.height} pixels"
-        message = f"{met}; the limit is {MAX_ANIMATION_PIXELS} pixels to decode: send fewer or smaller frames"
+        problem = f"the video has {found.num_frames} frames of {found.width}x{found.height} pixels"
+        message = f"{problem}; the limit is {MAX_ANIMATION_PIXELS} pixels to decode: send fewer or smaller frames"
         raise RequestError(message, code="video_too_large", status=413)
     return found
 
 
 def _read_gif(data: bytes, height: int, width: int) -> Animation:
-    """Walks the blocks of a GIF without unpacking any."""
+    """Walks the blocks of a GIF without decompressing any."""
     num_frames = num_blocks = 0
     try:
         at = 13 + _table_bytes(data[10])
@@ -61,7 +61,7 @@ def _table_bytes(flags: int) -> int:
 
 
 def _read_webp(data: bytes, height: int, width: int) -> Animation:
-    """Frames never leave the canvas of a WebP."""
+    """The frames of a WebP never exceed its canvas."""
     at, num_frames, num_chunks = 12, 0, 0
     while at + 8 <= len(data):
         num_frames += data[at : at + 4] == b"ANMF"
@@ -73,5 +73,6 @@ def _read_webp(data: bytes, height: int, width: int) -> Animation:
     return Animation(height, width, num_frames)
 
 
-def _too_many(met: str) -> RequestError:
-    return RequestError(f"the video has {met}; save it again with a usual encoder", code="video_too_large", status=413)
+def _too_many(what: str) -> RequestError:
+    message = f"the video has {what}; re-encode it with a standard encoder"
+    return RequestError(message, code="video_too_large", status=413)

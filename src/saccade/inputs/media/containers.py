@@ -1,10 +1,9 @@
-"""Frames of video files and animated images: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
+"""Decodes video files and animated images: MP4, MOV, WebM, MKV and AVI with PyAV, GIF and WebP with Pillow.
 
-The format is detected from the first bytes and given to the demuxer, because a guessed format such as a playlist could
-open other files. Only common codecs are decoded. The size is checked before a decoder runs, that of all frames, not of
-the first alone, and so is what the scans of a JPEG frame cost. Long videos are thinned evenly while decoding, so that
-there are never more frames in memory than the limits allow.
-"""
+The first bytes decide the format, and the demuxer is told: if it guessed, a playlist could open other files. Only
+common codecs are decoded. The sizes of all frames, and the cost of the scans in a JPEG frame, are checked before a
+decoder runs. Long videos are thinned evenly while decoding, so that memory never holds more frames than the limits
+allow."""
 
 import math
 from collections.abc import Iterator
@@ -32,9 +31,9 @@ from saccade.inputs.media.images import (
 from saccade.inputs.media.jpeg import count_visits, read_frame
 
 MAX_DECODED_FRAMES = 100_000
-FRAME_BYTES = 6  # per pixel: the frames, and the array they are stacked into
+FRAME_BYTES = 6  # per pixel: the frames, and the array that they are stacked into
 MAX_DECODE_S = 30.0
-ROUNDING = 512  # pixels by which decoders may enlarge a side of their own buffers
+ROUNDING = 512  # pixels by which a decoder may enlarge each side of its buffers
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 _ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
 _BROKEN = "the video is damaged or incomplete"
@@ -43,7 +42,7 @@ _BROKEN = "the video is damaged or incomplete"
 def decode_video(
     data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHING, new: NewPixels = new_pixels
 ) -> tuple[Any, float | None]:
-    """Frames (an array made by `new`, or a list for a still image) and their rate, None if unknown."""
+    """The frames (an array made by `new`, or a list with the file of a still image) and their rate, None if unknown."""
     header = read_header(data)
     demuxer = _demuxer(data)
     if header is None and demuxer is None:
@@ -60,16 +59,16 @@ def decode_video(
         return thinned.result(new)
     except (SaccadeError, StopWorkError):
         raise
-    except Exception as error:  # decoders raise many kinds; none of their texts may reach a client
-        if type(error) is MemoryError:  # which says nothing about the file; FFmpeg's own kind does
+    except Exception as error:  # decoders raise many types; their messages must not reach a client
+        if type(error) is MemoryError:  # says nothing about the file; FFmpeg's subclass does
             raise
         raise invalid_video(_BROKEN) from None
 
 
 @dataclass(slots=True)
 class _Thinned:
-    """Keeps every frame at first, then every second, fourth, ... once there are too many. Holds memory for the largest
-    number of frames kept at a time."""
+    """Keeps every frame at first, then every second, fourth and so on as soon as there are too many. Holds memory for
+    the largest number of frames kept at the same time."""
 
     limits: ImageLimits
     deadline: float
@@ -81,7 +80,7 @@ class _Thinned:
     step: int = 1
 
     def wants_next(self, height: int, width: int) -> bool:
-        """Called before a frame is converted; if True, `add` must follow."""
+        """Called before a frame is converted. If True, the caller must append the frame to `frames`."""
         if self.num_seen >= MAX_DECODED_FRAMES or monotonic() > self.deadline:
             message = "the video takes too long to decode; send a shorter one, or frames"
             raise RequestError(message, code="video_too_long", status=413)
@@ -91,8 +90,8 @@ class _Thinned:
             return False
         most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))
         if most < 1:
-            met, limit = f"the video has frames of {width}x{height} pixels", self.limits.max_video_pixels
-            raise RequestError(f"{met}; the limit is {limit} in all", code="video_too_large", status=413)
+            problem, limit = f"the video has frames of {width}x{height} pixels", self.limits.max_video_pixels
+            raise RequestError(f"{problem}; the limit is {limit} pixels in all", code="video_too_large", status=413)
         if len(self.frames) >= most:
             self.frames = self.frames[::2]
             self.step *= 2
@@ -103,7 +102,7 @@ class _Thinned:
         return is_wanted
 
     def begin(self, height: int, width: int) -> None:
-        """Called before a decoder runs, with the size that no frame may exceed."""
+        """Called before a decoder runs, with a size that no frame may exceed."""
         check_size(height, width, self.limits)
         self.allowance.hold(SCRATCH_BYTES * height * width)
 
@@ -125,7 +124,7 @@ def _read_animation(data: bytes, header: Header, thinned: _Thinned) -> None:
             if image.height > found.height or image.width > found.width:
                 raise invalid_video(_BROKEN)
             wants = thinned.wants_next(image.height, image.width)
-            image.load()  # WebP knows a frame's duration only after this
+            image.load()  # Pillow knows the duration of a WebP frame only after this
         except EOFError:
             return
         thinned.seconds += max(float(image.info.get("duration") or 100), 10) / 1000
@@ -150,7 +149,7 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
         height, width = stream.codec_context.height, stream.codec_context.width
         thinned.begin(height, width)
         stream.codec_context.thread_count = 2
-        # FFmpeg then allocates nothing for a larger frame, wherever in the stream it comes.
+        # With this limit FFmpeg allocates nothing for a larger frame anywhere in the stream.
         stream.codec_context.options = {"max_pixels": str((height + ROUNDING) * (width + ROUNDING))}
         rate = float(stream.average_rate or 0)
         for frame in _frames(container, stream):
@@ -162,7 +161,7 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """A truncated video gives the frames before the break."""
+    """A truncated video yields the frames before the cut."""
     import av
 
     seen, is_jpeg = False, stream.codec_context.codec.canonical_name == "mjpeg"
@@ -180,7 +179,7 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _check_jpeg(data: bytes, size: tuple[int, int]) -> None:
-    """A frame of a Motion JPEG: as large as the video says, or half of it where lines are interlaced."""
+    """A Motion JPEG frame may be no larger than the video; interlaced frames have half its height."""
     found = read_frame(data)
     if found is not None and (found.height > size[0] or found.width > size[1]):
         raise invalid_video("all frames of a video must have the same size")

@@ -1,10 +1,9 @@
 """The only place that opens connections on behalf of a request.
 
-A URL is parsed once, by one strict pattern, and the result is what is connected to. The host is resolved once; nothing
-is sent unless every address found is public. The connection goes to a checked address, never to the name again, while
-TLS still verifies the name. A redirect is a new URL with all checks. Proxies of the environment are not used, bodies
-are not decompressed, and bytes and seconds are counted as they arrive.
-"""
+One strict pattern parses a URL, once, and the connection uses the result. The host is resolved once, and nothing is
+sent unless all of its addresses are public. The connection goes to a checked address and never resolves the name again,
+while TLS still verifies the name. A redirect is a new URL that passes all checks. Proxy variables of the environment
+are ignored, bodies are not decompressed, and limits on bytes and time apply as data arrives."""
 
 import asyncio
 import ipaddress
@@ -37,7 +36,7 @@ _URL = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.IGNORECASE)
-# Addresses that only look public: metadata services, relays, tunnels, ranges newer than the standard library's lists.
+# Addresses that only look public: metadata services, relays, tunnels, ranges missing from the standard library's lists.
 _CLOSED = tuple(
     map(
         ipaddress.ip_network,
@@ -53,7 +52,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """All parts of a URL that a request needs, so that nothing has to be parsed again."""
+    """All parts of a URL that a request needs, so that it is never parsed again."""
 
     scheme: str
     host: str
@@ -67,7 +66,7 @@ class RemoteAddress:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """Allowed hosts: none, the named ones (`*.a.org` for all below a.org), or all."""
+    """Which hosts are allowed: none, all, or only `domains` (`*.a.org` for all subdomains of a.org)."""
 
     allows_all: bool = False
     domains: frozenset[str] = frozenset()
@@ -82,7 +81,7 @@ class FetchPolicy:
 
 
 class Fetcher:
-    """Fetches URLs for any number of tasks. No connection stays open between fetches."""
+    """Fetches URLs for any number of tasks. Keeps no connection open between fetches."""
 
     def __init__(
         self,
@@ -92,16 +91,16 @@ class Fetcher:
         dial: Dial | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`resolve` and `dial` replace the system's resolver and connections in tests."""
+        """Tests replace the system's resolver and connections with `resolve` and `dial`."""
         self.policy = policy
         self._resolve = resolve or self._look_up
-        # Own threads: a name lookup cannot be cancelled, and slow lookups must delay only other lookups.
+        # Dedicated threads: a name lookup cannot be cancelled, and slow lookups must delay only other lookups.
         self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="names")
         self._dial = dial or _dial
         self._ssl_context = ssl_context
 
     async def fetch(self, url: str, *, max_bytes: int, timeout_s: float) -> bytes:
-        """The body of a URL. Every failure is a RequestError with a fixed text."""
+        """Returns the body. Every failure is a RequestError with a fixed text."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._follow(url, max_bytes)
@@ -158,7 +157,7 @@ class Fetcher:
             hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
             raise _refused(hint)
         if not self.policy.allows(address.host):
-            raise _refused("the URL's host is not among those allowed (--allowed-media-domains)")
+            raise _refused("the URL's host is not allowed (--allowed-media-domains)")
         is_literal = ":" in address.host or address.host.replace(".", "").isdecimal()
         found = [address.host] if is_literal else await self._resolve(address.host, address.port)
         if not found:
@@ -169,7 +168,7 @@ class Fetcher:
 
 
 def parse_url(text: str) -> RemoteAddress:
-    """The only parser of remote URLs: refuses everything that is not plainly a host and a path."""
+    """The only parser of remote URLs. Refuses everything that is not plainly a host and a path."""
     is_plain = len(text) <= MAX_URL_CHARS and not any(char <= " " or char in "\\\x7f" for char in text)
     match = _URL.fullmatch(text) if is_plain else None
     if match is None:
@@ -184,10 +183,10 @@ def parse_url(text: str) -> RemoteAddress:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is on the public internet; an IPv4 address inside it (mapped, NAT64) must be public too."""
+    """Whether an address is on the public internet. An embedded IPv4 address (mapped, NAT64) must be public too."""
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # includes addresses with a zone
+    except ValueError:  # not an address
         return False
     if isinstance(address, ipaddress.IPv6Address):
         if getattr(address, "scope_id", None):
@@ -205,7 +204,7 @@ def read_domains(text: str) -> frozenset[str]:
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects only to the checked addresses, whatever name it is given."""
+    """Connects only to the checked addresses, whatever host it is given."""
 
     def __init__(self, addresses: Sequence[str], dial: Dial) -> None:
         self._addresses, self._dial = addresses, dial
@@ -248,7 +247,7 @@ async def _read(response: httpcore2.Response, length: str, max_bytes: int) -> by
 
 
 def _read_host(six: str | None, name: str | None) -> str:
-    """A host in lower case. What ends in a number is an address, accepted only in its canonical spelling."""
+    """The host in lower case. A host that ends in a number is an address, accepted only in its canonical form."""
     plain = (name or "").lower().rstrip(".")
     try:
         if six:

@@ -1,5 +1,5 @@
-"""Format and size of an encoded image, read from its first bytes. Limits are checked on these before any decoder sees
-the data: opening a file with one may already allocate a canvas (WebP) or walk every chunk."""
+"""Reads the format and size of an encoded image from its first bytes, so that limits are checked before a decoder sees
+the data: merely opening a file may allocate a canvas (WebP) or walk every chunk."""
 
 import re
 import struct
@@ -8,16 +8,16 @@ from typing import Literal
 
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 
-# Start-of-frame markers; C4, C8 and CC in this range are tables and extensions.
+# Start-of-frame markers; C4, C8 and CC in this range are tables and an extension.
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-MAX_MARKERS = 10_000  # before the frame; what is decoded may have fewer
-# The next marker, behind some fill bytes and markers without a segment. Millions of them are no image.
+MAX_MARKERS = 10_000  # before the frame header; decoding allows fewer
+# The next marker, after a limited number of fill bytes and markers without a segment: no image has millions.
 _MARKER = re.compile(rb"(?:\xff{1,4096}+[\x01\xd0-\xd7]){0,64}+\xff{1,4096}+[^\xff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`components` counts colour channels and is known for JPEG only."""
+    """`components` is the number of colour channels, known for JPEG only."""
 
     format: Format
     height: int
@@ -26,7 +26,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """None if the format is unknown or the data ends before its size."""
+    """None if the format is unknown or the data ends too early."""
     try:
         return _read(data)
     except (struct.error, IndexError):

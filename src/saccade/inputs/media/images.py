@@ -1,12 +1,12 @@
-"""Images of a request as RGB pixels: uint8 numpy arrays of shape (height, width, 3).
+"""Decodes the images of a request into RGB pixels: uint8 numpy arrays of shape (height, width, 3).
 
 The model sees what a person sees: EXIF orientation is applied, transparency (alpha channels, palette and colour-key
 transparency) is flattened on white, greyscale, CMYK and 16-bit images become 8-bit RGB, and an animation gives its
-first frame. Limits are checked on the file's header before a decoder runs, and so is what the scans of a JPEG cost.
-Error texts are fixed: they never contain a decoder's message, a path or part of the data.
+first frame. Before a decoder runs, limits are checked on the file's header and on the cost of a JPEG's scans. Error
+texts are fixed: they never contain a decoder's message, a path or part of the data.
 
-Pillow is the reference. Grey and three-channel JPEGs use simplejpeg; both are libjpeg-turbo, and with the accurate DCT
-and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are bit-identical.
+Pillow is the reference. simplejpeg decodes grey and three-channel JPEGs. Both use libjpeg-turbo, and with the accurate
+DCT and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are bit-identical.
 """
 
 import binascii
@@ -34,7 +34,7 @@ ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDAr
 
 BAND_PIXELS = 2 * 2**20
 PIXEL_BYTES = 3
-SCRATCH_BYTES = 8  # per pixel, beside the result, while decoding: what a decoder fills, and a rotated copy
+SCRATCH_BYTES = 8  # per pixel while decoding, besides the result: a decoder's buffer and a rotated copy
 _ORIENTATION = 0x0112
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
@@ -43,7 +43,7 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
-    Qwen's processors. Video frames are counted as sent; `max_request_pixels` is for all images together."""
+    Qwen's processors. Frame limits apply to a video as sent; `max_request_pixels` is for all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
@@ -57,8 +57,8 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredImage:
-    """An image not decoded yet, with a size within the limits. The size is that before EXIF rotation, which changes
-    neither the area nor the number of tokens."""
+    """An image that is not decoded yet, with a size within the limits. It is the size before EXIF rotation, which
+    changes neither the area nor the number of tokens."""
 
     source: bytes | npt.NDArray[Any] | Image.Image
     height: int
@@ -79,8 +79,8 @@ def load_image(source: ImageSource | object, limits: ImageLimits) -> Pixels:
 
 
 def measure_image(source: ImageSource | object, limits: ImageLimits) -> MeasuredImage:
-    """The size of an image in any accepted form, without a decoder. A string can only be a data URL, so that request
-    text never opens a file: files are given as `pathlib.Path`."""
+    """Measures an image in any accepted form without a decoder. A string can only be a data URL, so that request text
+    never opens a file: files are given as `pathlib.Path`."""
     if isinstance(source, str):
         return _measure_encoded(read_data_url(source, limits), limits)
     if isinstance(source, bytes | bytearray | memoryview):
@@ -96,7 +96,7 @@ def measure_image(source: ImageSource | object, limits: ImageLimits) -> Measured
 
 
 def decode_image(measured: MeasuredImage, new: NewPixels = new_pixels) -> Pixels:
-    """The image must have passed `measure_image`. The result is the array that the last call of `new` gave."""
+    """The result is the array that the last call of `new` returned."""
     source, header = measured.source, measured.header
     if isinstance(source, np.ndarray):
         return _finish(_from_array(source), new)
@@ -109,9 +109,9 @@ def decode_image(measured: MeasuredImage, new: NewPixels = new_pixels) -> Pixels
         image = _OPEN[header.format](BytesIO(source))
     except MemoryError:  # says nothing about the file
         raise
-    except Exception:  # decoders raise many kinds; none of their texts may reach a client
+    except Exception:  # decoders raise many types; their messages must not reach a client
         raise _invalid(_BROKEN) from None
-    if image.height * image.width > measured.num_pixels:  # two headers in one file, and the limits saw the other one
+    if image.height * image.width > measured.num_pixels:  # the file has two headers; limits were checked on the other
         raise _invalid(_BROKEN)
     if header.format == "PNG":
         _widen_key(image)
@@ -139,7 +139,7 @@ def _measure_array(array: npt.NDArray[Any], limits: ImageLimits) -> MeasuredImag
 
 
 def read_data_url(url: str, limits: ImageLimits) -> bytes:
-    """The bytes of a base64 data URL. The size is checked on the text, before decoding."""
+    """The bytes of a base64 data URL. The size limit is checked before decoding."""
     head, comma, body = url.partition(",")
     if not head[:5].lower() == "data:":
         raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)")
@@ -153,8 +153,8 @@ def read_data_url(url: str, limits: ImageLimits) -> bytes:
 
 
 def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
-    """A 256-bit name of an image or video: its shape, its values and the settings that process it. Shape and settings
-    come first, with their lengths, so that different inputs never hash the same bytes."""
+    """A SHA-256 of an image or video: its shape, its values and the settings that process it. Shape and settings come
+    first, with their lengths, so that different inputs never hash the same bytes."""
     name = hashlib.sha256()
     name.update(len(settings).to_bytes(8, "little") + settings)
     name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
@@ -163,8 +163,8 @@ def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
 
 
 def digest_file(data: bytes, settings: bytes) -> bytes:
-    """A 256-bit name of an image by its file, which is a fraction of its pixels: 0.1 ms instead of 0.5 for a JPEG of
-    560x560. It has no dimensions, so it is never that of pixels."""
+    """A SHA-256 of an image's file, which is much smaller than its pixels: 0.1 ms instead of 0.5 for a 560x560 JPEG.
+    Zero dimensions are hashed, so that it never equals a digest of pixels."""
     name = hashlib.sha256()
     name.update(len(settings).to_bytes(8, "little") + settings)
     name.update(np.asarray([0], dtype="<i8").tobytes())
@@ -179,7 +179,7 @@ def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
 
 
 def check_size(height: int, width: int, limits: ImageLimits) -> None:
-    """Refuses what is too large, too small or too narrow."""
+    """Refuses an image that is too large, too small or too narrow."""
     if min(height, width) < 1:
         message = f"the image is {width}x{height} pixels; each side must have at least 1"
         raise RequestError(message, code="image_too_small")
@@ -196,7 +196,7 @@ def check_size(height: int, width: int, limits: ImageLimits) -> None:
 
 _BROKEN = "the image is damaged or incomplete"
 
-# The plugin classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) is avoided.
+# Plugin classes instead of Image.open: no guessing, and no size warning, which depends on process-wide filters.
 _OPEN: dict[Format, Any] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -206,13 +206,13 @@ _OPEN: dict[Format, Any] = {
 }
 
 
-# The factors Pillow scales pixel values of such files by.
+# The factors by which Pillow scales the pixel values of such files.
 _DEPTHS = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
     """Scales a PNG's transparent colour as Pillow scales its pixels, because Pillow leaves it at the file's value. Of
-    16 bits only the higher 8 are left to compare."""
+    16-bit values only the high byte can be compared."""
     key = image.info.get("transparency")
     times = _DEPTHS.get(str(image.tile[0].args)) if image.tile else None
     if key is None or times is None:
@@ -222,7 +222,7 @@ def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
 
 
 def _decode_jpeg(data: bytes, header: Header, new: NewPixels) -> Pixels | None:
-    """The fast path, or None where Pillow must decide (other formats, CMYK, anything libjpeg complains about)."""
+    """The fast path, or None where Pillow must decode (other formats, CMYK, anything libjpeg complains about)."""
     if header.format != "JPEG" or header.components not in (1, 3):
         return None
     shape = (header.height, header.width, 3)
@@ -240,8 +240,8 @@ def _decode_jpeg(data: bytes, header: Header, new: NewPixels) -> Pixels | None:
 def _finish(
     image: Image.Image, new: NewPixels, fast: Callable[[NewPixels], Pixels | None] = lambda make: None
 ) -> Pixels:
-    """Upright RGB pixels; `fast` is another decoder, tried first. What is not upright yet is made elsewhere, and turned
-    while it is copied into a new array."""
+    """Upright RGB pixels. `fast` is another decoder, tried first. A rotated image is decoded into a scratch array and
+    turned while it is copied into the result."""
     try:
         orientation = _orientation(image)
         make = new if orientation not in _TURNED else new_pixels
@@ -261,7 +261,7 @@ def _finish(
 
 
 def _in_bands(image: Image.Image, new: NewPixels) -> Pixels:
-    """Pillow's conversions hold the interpreter lock and copy their whole input, so large images go in bands."""
+    """Converts large images in bands: Pillow's conversions hold the GIL and copy their whole input."""
     num_rows = max(1, BAND_PIXELS // image.width)
     image.load()
     pixels = new((image.height, image.width, 3))
@@ -288,7 +288,7 @@ def _to_rgb(image: Image.Image) -> Pixels:
 
 
 def _from_16_bit(image: Image.Image) -> Pixels:
-    """Scales 0..65535 to 0..255 with rounding; taking the high byte alone would darken every value."""
+    """Scales 0..65535 to 0..255 with rounding; taking the high byte would darken every value."""
     image.load()
     values = np.asarray(image).astype(np.int64)
     grey = ((np.clip(values, 0, 65535) * 255 + 32767) // 65535).astype(np.uint8)
@@ -337,7 +337,7 @@ def _read_file(path: Path, limits: ImageLimits) -> bytes:
 
 def _unwrap(body: str) -> str:
     """Base64 text without line breaks and percent escapes, and with the padding some clients leave out."""
-    if "\r" in body or "\n" in body:  # a search costs a hundredth of a replacement, and nearly always finds nothing
+    if "\r" in body or "\n" in body:  # searching is 100 times faster than replacing, and line breaks are rare
         body = body.replace("\r", "").replace("\n", "")
     if "%" in body:
         body = body.replace("%2B", "+").replace("%2F", "/").replace("%3D", "=")

@@ -1,5 +1,5 @@
-"""What a JPEG costs to decode, read from its markers. A scan that carries no data still visits every block of its
-components, so a few hundred kilobytes can keep a decoder busy for minutes. Nothing here decodes anything."""
+"""Estimates what a JPEG costs to decode, from its markers alone. Even a scan without data visits every block of its
+components, so a few hundred kilobytes can keep a decoder busy for minutes."""
 
 import re
 import struct
@@ -11,22 +11,22 @@ from saccade.inputs.media.headers import START_OF_FRAME
 
 MAX_SEGMENTS = 1000  # a colour profile of 16 MB has 255
 MAX_SCANS = 500
-# A usual progressive file visits every block six to ten times. Small images may have more.
+# A typical progressive file visits every block six to ten times. Small images may have more visits.
 MAX_VISITS, FREE_VISITS = 40, 2**20
 CHEAP_PIXELS, CHEAP_BYTES, CHEAP_VISITS = 4 * 2**20, 2**20, 2**19
 MAX_SEGMENT_BYTES = 2**16
-CHEAP_HEAD_BYTES = 128 * 2**10  # before the first scan: metadata, which Pillow reads entry by entry
+CHEAP_HEAD_BYTES = 128 * 2**10  # metadata before the first scan, which Pillow reads entry by entry
 
 _END, _START_OF_SCAN = 0xD9, 0xDA
 _SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
 _HUFFMAN = _SEQUENTIAL | {0xC2}
-# Those without a segment are passed over here, because there may be millions.
+# Skips markers without a segment, because there may be millions.
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 
 
 @dataclass(frozen=True, slots=True)
 class JpegFrame:
-    """The frame header: the number of blocks of every component, by its id."""
+    """A frame header. `num_blocks` has the number of blocks of each component, by its id."""
 
     marker: int
     height: int
@@ -35,9 +35,9 @@ class JpegFrame:
 
 
 def is_cheap(data: bytes) -> bool:
-    """Whether decoding takes some 30 ms at most, whatever the file contains: in one pass, or in scans that visit few
-    blocks, with little metadata."""
-    head = data[: CHEAP_HEAD_BYTES + MAX_SEGMENT_BYTES]  # however long the rest is, it is not looked through
+    """Whether decoding takes at most about 30 ms, whatever the file contains: it has little metadata, and one pass or
+    scans that visit few blocks."""
+    head = data[: CHEAP_HEAD_BYTES + MAX_SEGMENT_BYTES]  # never searches the rest, which may be long
     frame = read_frame(head)
     if frame is None or frame.height * frame.width > CHEAP_PIXELS or frame.marker not in _HUFFMAN:
         return False
@@ -47,8 +47,8 @@ def is_cheap(data: bytes) -> bool:
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether one pass decodes the file: sequential, all components in one scan. Reads the headers only. Its cost is
-    then known from its pixels, as libjpeg reads no second scan of such a file."""
+    """Whether one pass decodes the file: sequential, with all components in one scan. Reads the headers only. The cost
+    of such a file depends on its pixels alone, because libjpeg reads no second scan."""
     frame = None
     for num_segments, (marker, at, size) in enumerate(_segments(data)):
         if marker in START_OF_FRAME:
@@ -65,10 +65,10 @@ def is_plain(data: bytes) -> bool:
 
 
 def count_visits(data: bytes) -> int:
-    """How many blocks all scans of a file visit together. Refuses what no encoder writes."""
+    """How many blocks all scans of a file visit together. Refuses files that no encoder writes."""
     frame, num_scans, num_visits = None, 0, 0
     for num_segments, (marker, at, size) in enumerate(_segments(data)):
-        if num_segments - num_scans > MAX_SEGMENTS + 4 * num_scans:  # tables before each scan
+        if num_segments - num_scans > MAX_SEGMENTS + 4 * num_scans:  # allows tables before each scan
             raise _refuse(f"it has more than {num_segments} segments")
         if marker in START_OF_FRAME:
             frame = _read_frame(data, marker, at, size) or frame
@@ -92,7 +92,7 @@ def read_frame(data: bytes) -> JpegFrame | None:
 
 
 def first_scan(data: bytes) -> int:
-    """Where the first scan begins; the end if there is none."""
+    """The offset of the first scan, or of the end if there is none."""
     for num_segments, (marker, at, _) in enumerate(_segments(data)):
         if marker == _START_OF_SCAN:
             return at
@@ -102,8 +102,8 @@ def first_scan(data: bytes) -> int:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, place and size of every segment up to the end of the image. Bytes between segments, the data of scans
-    among them, are skipped as libjpeg skips them."""
+    """Marker, offset and size of every segment up to the end of the image. Skips bytes between segments, such as the
+    data of scans, as libjpeg does."""
     at = 0
     while (found := _NEXT_MARKER.search(data, at)) is not None:
         marker, at = data[found.start() + 1], found.end()
@@ -139,6 +139,6 @@ def _visited(data: bytes, at: int, size: int, frame: JpegFrame) -> int:
     return sum(frame.num_blocks.get(data[i], 0) for i in range(at + 1, at + 1 + 2 * count, 2))
 
 
-def _refuse(met: str) -> RequestError:
-    message = f"the JPEG takes too long to decode: {met}; save it again with a usual encoder"
+def _refuse(problem: str) -> RequestError:
+    message = f"the JPEG takes too long to decode: {problem}; re-encode it with a standard encoder"
     return RequestError(message, code="image_too_complex", status=413)

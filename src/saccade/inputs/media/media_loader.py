@@ -1,8 +1,8 @@
-"""Replaces media sources in messages by the media themselves.
+"""Replaces the URLs of media in messages with the media's bytes.
 
 A source is a data URL, an http(s) URL (only if the settings allow it) or a file:// URL (only below one folder). No
 other file is opened and no other host contacted, whatever the messages contain. Counts are checked before anything is
-read, sizes while reading. Decoding is the processor's work, in a worker thread.
+read, sizes while reading. The processor decodes the bytes later, in a worker thread.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from saccade.inputs.text.chat_messages import MediaKind, MediaRef, find_sources,
 
 Hold = Callable[[int], None]
 
-INLINE_CHARS = 64 * 1024  # shorter base64 is decoded faster than handed to a thread
-MAX_FETCHES = 64  # at a time, over all requests
+INLINE_CHARS = 64 * 1024  # decoding shorter base64 is faster than handing it to a thread
+MAX_FETCHES = 64  # at the same time, over all requests
 DEFAULT_LIMITS = {"image": 32, "video": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaSettings:
-    """Where images and videos may come from, and how large they may be."""
+    """Where images and videos may come from and how large they may be."""
 
     allow_remote_media: bool = setting(False, "fetch images and videos from any public https or http address")
     allowed_media_domains: str = setting("", "fetch media from these hosts only, such as a.org,*.b.org")
@@ -42,7 +42,7 @@ class MediaSettings:
     image_fetch_timeout_s: float = setting(5.0, "seconds to fetch an image")
     video_fetch_timeout_s: float = setting(30.0, "seconds to fetch a video")
     max_redirects: int = setting(3, "redirects to follow; each is checked like the first address")
-    limit_mm_per_prompt: str = setting("", 'most images and videos of a request; none: {"image": 32, "video": 4}')
+    limit_mm_per_prompt: str = setting("", 'most images and videos of a request; unset: {"image": 32, "video": 4}')
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            met = repr(self.limit_mm_per_prompt)
-            raise _refuse("limit_mm_per_prompt", met, 'give such as {"image": 16, "video": 0}')
+            allowed = 'it must be a JSON object such as {"image": 16, "video": 0}'
+            raise _refuse("limit_mm_per_prompt", repr(self.limit_mm_per_prompt), allowed)
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -88,8 +88,8 @@ def _refuse(name: str, value: object, allowed: str) -> ConfigError:
 
 
 class MediaLoader:
-    """Reads the media of requests; one per server, shared by any number of tasks. Cancelling stops at once: the
-    downloads of a request end together and leave no connection behind."""
+    """Reads the media of requests. One per server, shared by any number of tasks. Cancelling a task ends all of its
+    downloads at once and leaves no connection behind."""
 
     def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
         self.settings = settings
@@ -102,18 +102,18 @@ class MediaLoader:
             max_redirects=settings.max_redirects,
         )
         self._fetcher = fetcher or Fetcher(policy)
-        self._room = asyncio.Semaphore(MAX_FETCHES)
+        self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
 
     async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
-        """A copy of the messages with every image or video part holding bytes, or a list of frames as bytes. A source
-        in several parts is read once. `hold` gets the size of each once it is read, and raises if too much."""
+        """A copy of the messages in which every image and video is bytes, or a list of frames as bytes. A source in
+        several parts is read once. After each read, `hold` gets the number of bytes and raises if it is too much."""
         found = find_sources(messages)
         refs = [ref for _, _, ref in found]
         self.check_counts(refs)
         return with_sources(messages, found, await self._load_all(refs, hold))
 
     async def load(self, kind: MediaKind, source: Any) -> bytes | list[bytes]:
-        """The bytes of one image or video; for a video possibly a list of frames."""
+        """The bytes of one image or video, or a list of a video's frames as bytes."""
         if isinstance(source, bytes | bytearray | memoryview):
             return bytes(source)
         if not isinstance(source, str):
@@ -136,13 +136,13 @@ class MediaLoader:
                 raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
     async def aclose(self) -> None:
-        """Ends the threads that look up names; no connection is kept between requests."""
+        """Ends the threads that look up names. There are no open connections between requests."""
         self._fetcher.close()
 
     async def _load_all(self, refs: Sequence[MediaRef], hold: Hold) -> list[Any]:
         if not refs:
             return []
-        if len(refs) == 1:  # to compare sources takes a millisecond for each megabyte
+        if len(refs) == 1:  # comparing sources takes a millisecond per megabyte
             return [await self._load_held(refs[0], hold)]
         tasks: dict[tuple[MediaKind, Any], asyncio.Task[Any]] = {}
         try:
@@ -174,15 +174,15 @@ class MediaLoader:
         settings = self.settings
         timeout_s = settings.image_fetch_timeout_s if kind == "image" else settings.video_fetch_timeout_s
         max_bytes = min(self._max_bytes(kind), settings.max_fetch_bytes)
-        async with self._room:
+        async with self._fetch_slots:
             return await self._fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s)
 
     def _max_bytes(self, kind: MediaKind) -> int:
         return self.settings.max_image_bytes if kind == "image" else self.settings.max_fetch_bytes
 
     def _read_file(self, url: str, max_bytes: int) -> bytes:
-        """A regular file whose real path is below the folder. Errors name no path or reason: both tell what exists."""
-        message = "the file is not among those that requests may read (--allowed-local-media-path)"
+        """Reads a regular file whose real path is below the folder. Errors must not reveal which files exist."""
+        message = "requests may not read this file (--allowed-local-media-path)"
         refused = RequestError(message, code="media_not_allowed")
         try:
             if self._root is None:
@@ -232,7 +232,7 @@ def _is_below(path: str | bytes, root: str) -> bool:
 
 
 def _opened_path(file: int, path: str | bytes) -> str | bytes:
-    """The real path of the opened file: links can change between the check of a path and its opening."""
+    """The real path of the opened file: links can change between checking a path and opening it."""
     link = f"/proc/self/fd/{file}"
     return os.readlink(link) if os.path.lexists(link) else path  # noqa: PTH115
 

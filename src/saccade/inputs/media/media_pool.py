@@ -1,9 +1,8 @@
 """Decodes media in processes that can be killed.
 
-What is certain to be cheap is decoded where it is asked for: the way to another process and back costs a JPEG of
-560x560 pixels 2 ms, more than decoding it (1.5 ms). A JPEG is cheap if its headers prove that decoding takes some 30 ms
-at most, whatever its data are (see `is_cheap`). All other files go to a pool, for their cost is large or not known.
-"""
+A file that is certain to be cheap is decoded in the calling thread: for a 560x560 JPEG, the way to another process and
+back takes 2 ms, more than decoding (1.5 ms). A JPEG is cheap if its headers prove that decoding takes at most about 30
+ms, whatever its data (see `is_cheap`). All other files go to the pool, because their cost is large or unknown."""
 
 import math
 import os
@@ -34,19 +33,19 @@ from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, Proc
 
 MODULE = "saccade.inputs.media.media_process"
 MAX_PROCESSES = 8
-BASE_BYTES = 384 * 2**20  # address space of libraries and decoders, beside what grows with the pixels
+BASE_BYTES = 384 * 2**20  # address space of libraries and decoders, besides what grows with the pixels
 IMAGE_CPU_S, VIDEO_CPU_S = 3.0, 1.5 * MAX_DECODE_S
-PIXELS_PER_S, BYTES_PER_S = 20e6, 20e6  # of slow decoders on a slow core
+PIXELS_PER_S, BYTES_PER_S = 20e6, 20e6  # rates of slow decoders on a slow core
 SLACK = 2.0
-SHORT_BYTES = 256 * 2**10  # of an animation whose frames are counted before it waits for a process
+SHORT_BYTES = 256 * 2**10  # the frames of a shorter animation are counted before it waits for a process
 MAX_FRAME_BYTES = 3 * 2**30
 
 
 class MediaPool:
-    """Any number of threads may use it; each waits for its own media."""
+    """Threads may share it; each waits for its own media."""
 
     def __init__(self, num_processes: int = 0) -> None:
-        """0: one process a core, 2 to 8."""
+        """`num_processes=0` starts one process per core, from 2 to 8."""
         self.pool = Pool(MODULE, max(2, num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)))
 
     @staticmethod
@@ -57,7 +56,7 @@ class MediaPool:
         self.pool.close()
 
     def image(self, measured: MeasuredImage, limits: ImageLimits, allowance: Allowance) -> Pixels:
-        """As `decode_image`. Its memory is held already (see `needed_bytes`)."""
+        """Like `decode_image`. The caller has already held the memory (see `needed_bytes`)."""
         data = measured.source
         if not isinstance(data, bytes) or (measured.header and measured.header.format == "JPEG" and is_cheap(data)):
             return decode_image(measured)
@@ -72,7 +71,7 @@ class MediaPool:
         return pixels
 
     def video(self, source: Any, limits: ImageLimits, allowance: Allowance) -> tuple[Pixels, float | None]:
-        """As `load_video`. What is no file and no list of files is read where it is."""
+        """Like `load_video`. A source that is neither a file nor a list of files is read in this process."""
         fps = None
         if isinstance(source, Video):
             source, fps = source.frames, source.fps
@@ -123,8 +122,8 @@ class MediaPool:
 
 
 def _known_pixels(data: bytes, num_frames: int) -> int | None:
-    """Pixels of all frames of a video: of frames as large as the first one, or of a short animation. None if only a
-    decoder can tell, as for films, of which a few bytes can be a long one."""
+    """The pixels of all frames: of a list of images, all as large as the first, or of a short animation. None if only a
+    decoder can tell, as for a video file, where a few bytes can be hours."""
     header = read_header(data)
     if header is None:
         return None
@@ -137,11 +136,11 @@ def _known_pixels(data: bytes, num_frames: int) -> int | None:
 
 
 def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
-    """The process works on untrusted data, so what it says is checked like any input."""
+    """Checks the process's reply like any other input, because the process works on untrusted data."""
     try:
         result = msgspec.msgpack.decode(output.words, type=MediaResult)
     except msgspec.MsgspecError:
-        raise ProcessLostError("its words are none") from None
+        raise ProcessLostError("its reply cannot be decoded") from None
     shape, fps = result.shape, result.fps
     if fps is not None and not 0 < fps < math.inf:
         raise ProcessLostError(f"its rate is {fps}")
@@ -152,7 +151,7 @@ def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
 
 def _refuse(kind: str, error: JobKilledError) -> NoReturn:
     if error.reason == "memory":
-        message = f"the {kind} needs more memory to decode than its size allows; save it again with a usual encoder"
+        message = f"the {kind} needs more memory to decode than its size allows; re-encode it with a standard encoder"
         raise RequestError(message, code=f"{kind}_too_complex", status=413) from None
     if error.reason == "crash":
         raise RequestError(f"the {kind} is damaged: it crashed its decoder", code=f"{kind}_invalid") from None

@@ -1,6 +1,6 @@
 """A process that decodes media for a `MediaPool`: `python -m saccade.inputs.media.media_process SOCKET`.
 
-It imports neither torch nor a tokenizer, so it starts in a third of a second and takes some 40 MB."""
+It imports neither torch nor a tokenizer, so it starts in a third of a second and takes about 40 MB."""
 
 import sys
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from saccade.jobs.job_process import Desk, main
 
 
 class MediaJob(msgspec.Struct, frozen=True):
-    """What to decode: an image, a video file, or a video of images whose bytes lie one behind the other."""
+    """What to decode: an image, a video file, or a video as images whose files are concatenated."""
 
     is_video: bool
-    sizes: list[int]  # of the frames, in bytes; empty for a file
+    sizes: list[int]  # bytes of each frame's file; empty for an image or video file
     fps: float | None
     limits: dict[str, Any]
 

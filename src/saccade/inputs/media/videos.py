@@ -1,6 +1,6 @@
-"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3). Frames come as arrays, as a
-list of images, or in a file (see containers.py). The number of frames is checked before any frame is decoded, and all
-frames must have the size of the first."""
+"""Decodes the videos of a request into RGB frames: one uint8 array of shape (frames, height, width, 3). Frames come as
+an array, as a list of images, or in a file (see containers.py). The number of frames is checked before any is decoded,
+and all frames must have the size of the first."""
 
 import math
 import os
@@ -31,7 +31,7 @@ _SIZES = "all frames of a video must have the same size"
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames in order and their frame rate; None if unknown."""
+    """Frames in order and their rate, None if unknown."""
 
     frames: Sequence[ImageSource] | npt.NDArray[Any] = field(repr=False)
     fps: float | None = None
@@ -44,8 +44,8 @@ def load_video(
     new: NewPixels = new_pixels,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
     """Frames and rate. Bytes and paths are video files; a string is a data URL of one, or of JPEG frames
-    (data:video/jpeg;base64,frame,frame,...). Unless it is given as an array, the result is the array that the last call
-    of `new` gave."""
+    (data:video/jpeg;base64,frame,frame,...). A video array is returned as it is; otherwise the frames are in the array
+    that the last call of `new` returned."""
     if isinstance(video, str):
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
@@ -60,7 +60,7 @@ def load_video(
 
 
 def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, float | None] | None:
-    """Number of frames, height and width of the first one, and rate; None if only a decoder can tell."""
+    """The number of frames, height and width of the first, and rate; None if only a decoder can tell."""
     frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
     if not isinstance(frames, list | tuple) or len(frames) == 0:
         return None
@@ -106,8 +106,8 @@ def _check_fps(fps: float | None) -> None:
 
 def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits) -> None:
     if num_frames * height * width > limits.max_video_pixels:
-        met, limit = f"the video has {num_frames} frames of {width}x{height} pixels", limits.max_video_pixels
-        raise RequestError(f"{met}; the limit is {limit} pixels in all", code="video_too_large", status=413)
+        problem, limit = f"the video has {num_frames} frames of {width}x{height} pixels", limits.max_video_pixels
+        raise RequestError(f"{problem}; the limit is {limit} pixels in all", code="video_too_large", status=413)
 
 
 def check_frames(num_frames: int, limits: ImageLimits) -> None:
@@ -117,7 +117,7 @@ def check_frames(num_frames: int, limits: ImageLimits) -> None:
 
 
 def _split_frames(url: str, limits: ImageLimits) -> list[bytes]:
-    """Frames of a video/jpeg data URL, whose base64 texts are separated by commas."""
+    """The frames of a video/jpeg data URL, which are base64 separated by commas."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:video/jpeg"):
         message = "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)"

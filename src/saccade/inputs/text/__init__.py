@@ -1,1 +1,1 @@
-"""Text: messages, chat templates, tokens and back, prompts of rerankers and embeddings."""
+"""Text: messages, chat templates, tokenizers, and the prompts of rerankers and embedding models."""

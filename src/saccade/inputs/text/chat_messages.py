@@ -1,6 +1,6 @@
-"""Checks OpenAI's message lists and normalises them for chat templates. Content is a string or a list of parts. Text
-parts go to the template unchanged; an image or video becomes an empty part of its type, so that templates never see
-media data, and its source is collected in order."""
+"""Checks OpenAI message lists and normalises them for chat templates. Content is a string or a list of parts. Text
+parts go to the template unchanged. An image or video becomes an empty part of its type, so that templates never see
+media data; its source goes into a list, in order."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -21,15 +21,15 @@ _KIND_OF_TYPE: dict[str, MediaKind] = {
     "video_url": "video",
 }
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
-# Newer and older role names, mapped to those templates know: many templates silently drop unknown roles.
+# Newer and older role names, mapped to those that templates know: many templates silently drop unknown roles.
 _ROLE_NAMES = {"developer": "system", "function": "tool"}
-# Message fields a template may read besides role and content.
+# Message fields that a template may read besides role and content.
 _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """`source` is None for media given separately from the messages, `fps` if the part tells no frame rate."""
+    """`source` is None for media given separately from the messages; `fps` is None if the part has no frame rate."""
 
     kind: MediaKind
     source: Any
@@ -38,7 +38,7 @@ class MediaRef:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Adds this part's name to errors raised inside, so that code handling the source need not know it."""
+        """Adds this part's name to errors raised inside, so that the code that reads the source need not know it."""
         try:
             yield
         except RequestError as error:
@@ -53,7 +53,6 @@ class Conversation:
 
 
 def read_messages(messages: Any, roles: frozenset[str] = ROLES) -> Conversation:
-    """Checks a message list; errors name the field."""
     if not isinstance(messages, list | tuple) or not messages:
         raise _wrong("messages must be a list with at least one message", "messages")
     media: list[MediaRef] = []
@@ -62,13 +61,13 @@ def read_messages(messages: Any, roles: frozenset[str] = ROLES) -> Conversation:
 
 
 def find_media(part: Any, param: str) -> MediaRef | None:
-    """The image or video of a content part, None for other parts; `param` names the part in errors."""
+    """The image or video of a content part, or None for other parts. Errors call the part `param`."""
     type_ = (part.get("type") or _guess_type(part)) if isinstance(part, dict) else None
     return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
 
 
 def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
-    """(message index, part index, media) of all images and videos. Invalid messages and parts are skipped."""
+    """(message index, part index, media) for every image and video. Skips invalid messages and parts."""
     for i, message in enumerate(_listed(messages)):
         for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None)):
             if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None:
@@ -76,24 +75,24 @@ def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
 
 
 def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
-    """Those of the media parts that name a source."""
+    """The media parts that have a source."""
     return [found for found in media_parts(messages) if found[2].source is not None]
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:
-    """A copy of the messages with new sources for what `find_sources` found; the rest of each part is kept."""
+    """A copy of the messages with new sources for the parts that `find_sources` found."""
     copied = list(messages) if isinstance(messages, list | tuple) else messages
     for (i, j, ref), source in zip(found, sources, strict=True):
         if copied[i] is messages[i]:
             copied[i] = messages[i] | {"content": list(messages[i]["content"])}
         part, key = messages[i]["content"][j], ref.param.rpartition(".")[2]
-        said = part[key] if isinstance(part[key], dict) else {}
-        copied[i]["content"][j] = part | {key: said | {"url": source}}
+        value = part[key] if isinstance(part[key], dict) else {}
+        copied[i]["content"][j] = part | {key: value | {"url": source}}
     return copied
 
 
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with string content, for templates that do not know parts."""
+    """Messages with string content, for templates that do not support parts."""
     return [
         message
         if isinstance(message["content"], str)
@@ -103,7 +102,7 @@ def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with lists of parts, for templates that know nothing else."""
+    """Messages with lists of parts, for templates that support nothing else."""
     return [
         message | {"content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message["content"], str)
@@ -161,7 +160,7 @@ def _read_part(part: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
 
 
 def _guess_type(part: dict[str, Any]) -> str | None:
-    """A part without a type is what its only known key says."""
+    """The type of a part without one, from its first known key."""
     return next((key for key in ("text", *_KIND_OF_TYPE) if key in part), None)
 
 
@@ -198,7 +197,7 @@ def _read_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
 
 
 def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
-    """Arguments are JSON text in the API, but templates write them as an object."""
+    """Arguments are JSON text in the API; templates expect an object."""
     function = call.get("function")
     if not isinstance(function, dict):
         raise _wrong("a tool call must have a function", param)

@@ -1,8 +1,8 @@
 """Chat templates, rendered by minijinja with a fuel limit.
 
-The template is the checkpoint's own or one given at server start; a request cannot bring one. The environment matches
+The template comes with the checkpoint or is given at server start; a request cannot bring one. The environment matches
 that of transformers: block trimming, `raise_exception`, `strftime_now`, a `tojson` without HTML escapes, Python's
-string methods, undefined values that print as nothing. A template that fails gives a RequestError with a fixed text.
+string methods, undefined values that print as nothing. A failing template raises a RequestError with a fixed text.
 """
 
 import json
@@ -21,7 +21,7 @@ from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.text.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.text.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
 
-# Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
+# Instructions of the template VM. A turn costs 100 to 300; using up all of the fuel takes about 0.2 s.
 FUEL = 5_000_000
 MAX_INDENT = 64
 _NAME = "chat"
@@ -29,9 +29,9 @@ _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
     | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
-# Only marks where a training script would take the loss; renders as its content.
+# Only tells training scripts where to compute the loss; renders as its content.
 _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-# A loop over content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
+# A loop over the content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
 _PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
 _STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
 _ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
@@ -39,7 +39,7 @@ _ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's text, with special tokens spelled by a user in plain segments, and its media in order."""
+    """A prompt's text and its media, in order. Special tokens that a user typed are in plain segments."""
 
     segments: tuple[Segment, ...]
     media: tuple[MediaRef, ...]
@@ -50,7 +50,7 @@ class Rendered:
 
 
 class ChatTemplate:
-    """One compiled template. Rendering keeps no state, so threads may share it."""
+    """A compiled template. Rendering keeps no state, so threads may share it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ChatTemplate:
         named_tokens: Mapping[str, str] | None = None,
         fuel: int = FUEL,
     ) -> None:
-        """`special_tokens` and `tags` stay plain in user text; `named_tokens` are variables such as bos_token."""
+        """A user's `special_tokens` and `tags` stay plain text. `named_tokens` are variables such as bos_token."""
         self._guarded = GuardedTokens(tuple(special_tokens), tuple(tags))
         self._named_tokens = dict(named_tokens or {})
         self.source = source
@@ -81,15 +81,15 @@ class ChatTemplate:
         check: Callable[[Any], None] = lambda context: None,
         roles: frozenset[str] = ROLES,
     ) -> Rendered:
-        """`variables` are the request's chat_template_kwargs. `check` gets all that the template will see, before any
-        work is done, and raises if it is too much."""
+        """`variables` are the request's chat_template_kwargs. `check` is called with everything the template will see,
+        before any work is done, and raises if that is too much."""
         conversation = read_messages(messages, roles)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
         *marks, end = self._choose_marks(context)
         guard = SpecialTokenGuard(self._guarded, marks)
-        said = [guard.protect_message(message) for message in context.pop("messages")]
-        context = {"messages": said, **guard.protect(context)}
+        protected = [guard.protect_message(message) for message in context.pop("messages")]
+        context = {"messages": protected, **guard.protect(context)}
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
@@ -130,12 +130,12 @@ class _RefusalError(Exception):
 
 
 def read_template(folder: Path, file: str = "") -> str | None:
-    """`file`, else the checkpoint's chat_template.jinja, chat_template.json or tokenizer_config.json, in this order."""
+    """Reads `file` if given, else chat_template.jinja, chat_template.json or tokenizer_config.json, in this order."""
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
-            met = f"chat_template is {file}, which is not a file"
-            raise ConfigError(f"{met}; give one with a template (--chat-template)")
+            problem = f"chat_template is {file}, which is not a file"
+            raise ConfigError(f"{problem}; give one with a template (--chat-template)")
         return read_text(path)
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")
@@ -186,7 +186,7 @@ def _check_variables(variables: object) -> dict[str, Any]:
 
 
 def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
-    """Marks the end of the last message's text, so that the prompt can be cut there and the model continues it."""
+    """Marks the end of the last message's text. The prompt is cut there, and the model continues it."""
     final = messages[-1]
     if isinstance(final["content"], str):
         final["content"] += end
@@ -211,7 +211,7 @@ def _to_json(
     if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_INDENT:
         raise ValueError(f"an indent of more than {MAX_INDENT}")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay unescaped
+    if ensure_ascii:  # marks (see special_tokens.py) are not part of the text and must stay unescaped
         text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
     return text
 

@@ -1,5 +1,5 @@
-"""Token ids to text, one id at a time, never splitting a character: an incremental UTF-8 decoder holds back unfinished
-ones. Work per token is constant. Bytes that are not UTF-8 become U+FFFD."""
+"""Turns token ids into text, one id at a time. An incremental UTF-8 decoder holds back incomplete characters. Work per
+token is constant. Invalid UTF-8 becomes U+FFFD."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from saccade.errors import ConfigError
 
 @dataclass(frozen=True)
 class TokenDecoder:
-    """The bytes of every token. `strip_spaces` leading blanks belong to the encoding, not to the text."""
+    """The bytes of every token. The first `strip_spaces` spaces of a text come from the encoding and are dropped."""
 
     token_text: Callable[[int], str | None]
     to_bytes: Callable[[str], bytes]
@@ -37,7 +37,7 @@ class TokenDecoder:
         )
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Empty for an id that the vocabulary does not have (padding rows of an embedding)."""
+        """Empty for an id outside the vocabulary, such as a padding row of the embedding."""
         found = self._cache.get(token_id)
         if found is None:
             text = self.token_text(token_id)
@@ -46,8 +46,8 @@ class TokenDecoder:
 
 
 class Detokenizer:
-    """The text of one growing sequence: `push` returns what each id adds, `flush` the rest at the end. With
-    `is_continued` the sequence continues earlier text, and a leading blank belongs to the text."""
+    """The text of one growing sequence: `push` returns the text that an id adds, `flush` the rest at the end. With
+    `is_continued` the sequence continues earlier text, so a leading space is kept."""
 
     def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
@@ -82,7 +82,7 @@ def _steps(definition: Any) -> list[dict[str, Any]]:
     return [definition]
 
 
-# GPT-2's printable alphabet for bytes: printable Latin-1 maps to itself, the others from U+0100 on.
+# GPT-2's byte alphabet: printable Latin-1 maps to itself, all other bytes to U+0100 and up.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}

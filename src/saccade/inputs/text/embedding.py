@@ -1,4 +1,4 @@
-"""How a checkpoint makes embeddings of hidden states, and what callers get of them."""
+"""How a checkpoint turns hidden states into embeddings, and the final steps before a caller gets one."""
 
 import json
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from saccade.inputs.checkpoint_files import read_optional_json, read_text
 
 POOLINGS = ("last", "mean")
 _MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
-_MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; what others compute is not
+_MODULES = ("Transformer", "Pooling", "Normalize")  # the sentence-transformers modules supported here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingSettings:
-    """`width` is the size of a hidden state, if config.json has it."""
+    """`width` is the size of a hidden state, or None if config.json does not have it."""
 
     pooling: str = "last"
     width: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path, pooling: str = "auto") -> "EmbeddingSettings":
-        """`pooling` is what the flag says; auto follows the files of sentence-transformers, if there are any."""
+        """`pooling` is the value of the flag; "auto" reads the sentence-transformers files, if there are any."""
         config = read_optional_json(folder / "config.json")
         text = config.get("text_config")
         width = (text if isinstance(text, dict) else config).get("hidden_size")
@@ -33,7 +33,7 @@ class EmbeddingSettings:
         return cls(pooling=found, width=width if type(width) is int else None)
 
     def check_dimensions(self, dimensions: int | None, width: int | None = None) -> None:
-        """Cutting is always possible; whether the rest means something depends on how the model was trained."""
+        """Any model's vectors can be cut; whether they stay useful depends on how it was trained."""
         most = width or self.width
         if dimensions is not None and (dimensions < 1 or (most is not None and dimensions > most)):
             allowed = f"allowed are 1 to {most}" if most is not None else "at least 1 is needed"
@@ -43,7 +43,7 @@ class EmbeddingSettings:
     def finish(
         self, vector: NDArray[Any], *, dimensions: int | None = None, normalize: bool = True
     ) -> NDArray[np.float32]:
-        """Cut, then of length 1, unless it is to stay as it is. A vector of zeros stays one."""
+        """Cuts the vector, then normalizes it to length 1. A zero vector stays zero."""
         self.check_dimensions(dimensions, len(vector))
         found = vector[:dimensions].astype(np.float64)
         norm = float(np.linalg.norm(found)) if normalize else 1.0
@@ -55,8 +55,8 @@ def _stored_pooling(folder: Path) -> str:
     modules = _read_modules(folder / "modules.json")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if unknown := [kind for kind in kinds if kind not in _MODULES]:
-        met = f"{folder / 'modules.json'} has a module {unknown[0]!r:.60}, which is not computed here"
-        raise ConfigError(f"{met}; choose how hidden states become embeddings (--pooling last or mean)")
+        problem = f"{folder / 'modules.json'} has a module {unknown[0]!r:.60}, which is not supported"
+        raise ConfigError(f"{problem}; choose how hidden states become embeddings (--pooling last or mean)")
     paths = [module.get("path") for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
     name = paths[0] if paths and isinstance(paths[0], str) and Path(paths[0]).name == paths[0] else "1_Pooling"
     config = read_optional_json(folder / name / "config.json")
@@ -64,8 +64,8 @@ def _stored_pooling(folder: Path) -> str:
     if not wanted:
         return "last"
     if len(wanted) > 1 or wanted[0] not in _MODES:
-        met = f"{folder / name / 'config.json'} asks for {', '.join(wanted)[:200]}, which is not supported"
-        raise ConfigError(f"{met}; choose another way (--pooling last or mean)")
+        problem = f"{folder / name / 'config.json'} asks for {', '.join(wanted)[:200]}, which is not supported"
+        raise ConfigError(f"{problem}; choose another pooling (--pooling last or mean)")
     return _MODES[wanted[0]]
 
 

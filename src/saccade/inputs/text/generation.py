@@ -14,8 +14,8 @@ MAX_NUMBER = 2**31
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
     """Sampling values of generation_config.json, None if absent; `do_sample: false` means temperature 0.
-    `eos_token_ids` come from it and config.json, else from the tokenizer: without any, a model runs to the length
-    limit."""
+    `eos_token_ids` come from it and from config.json, or else from the tokenizer: without any, every answer would run
+    to the length limit."""
 
     eos_token_ids: frozenset[int]
     temperature: float | None = None
@@ -31,13 +31,13 @@ class GenerationDefaults:
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=named_ends(folder) or _tokenizer_ends(folder),
+            eos_token_ids=config_eos_ids(folder) or _tokenizer_eos_ids(folder),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
 
 
-def named_ends(folder: Path) -> frozenset[int]:
+def config_eos_ids(folder: Path) -> frozenset[int]:
     config = read_json(folder / "config.json")
     raw = read_optional_json(folder / "generation_config.json")
     parts = [part for part in (raw, config, config.get("text_config")) if isinstance(part, dict)]
@@ -52,10 +52,10 @@ def _token_ids(value: Any, folder: Path) -> list[int]:
     values = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in values):
         raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r:.200}")
-    return [token for token in values if 0 <= token < MAX_NUMBER]  # -1 and the like mean no token
+    return [token for token in values if 0 <= token < MAX_NUMBER]  # negative ids such as -1 mean no token
 
 
-def _tokenizer_ends(folder: Path) -> frozenset[int]:
+def _tokenizer_eos_ids(folder: Path) -> frozenset[int]:
     if not (folder / "tokenizer.json").is_file():
         return frozenset()
     tokenizer = Tokenizer.from_folder(folder)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 
 def split_undecided(text: str, markers: Sequence[str], blanks: str | None = "") -> tuple[str, str]:
-    """Splits text without a marker into what is certain and an end that may begin a marker. Characters of `blanks`
-    before a marker belong to it, as in `str.rstrip`; None means all white space."""
+    """Splits text that contains no whole marker into text that is safe to emit and a tail that may start a marker.
+    Characters of `blanks` before a marker belong to it, as in `str.rstrip`; None means all whitespace."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     starts = (len(text) - count for count in range(longest, 0, -1))
     at = next((at for at in starts if any(marker.startswith(text[at:]) for marker in markers)), len(text))

@@ -1,5 +1,5 @@
-"""Prompts that ask whether a document fits a query, and scores from the model's answer: as Qwen3-Reranker and
-Qwen3-VL-Reranker were trained, the logits of "yes" and "no" behind the prompt are compared."""
+"""Prompts that ask whether a document matches a query, and scores from the model's answer. As Qwen3-Reranker and
+Qwen3-VL-Reranker were trained, a score compares the logits of "yes" and "no" after the prompt."""
 
 import math
 import re
@@ -20,7 +20,7 @@ MEDIA_INSTRUCTION = "Given a search query, retrieve relevant candidates that ans
 RANKING_ROLES = frozenset({"system", "query", "document"})
 NO_THINKING = {"enable_thinking": False}
 ANSWERS = ("yes", "no")
-# What a model's own template would write; for checkpoints that have none.
+# For checkpoints without a template: writes what the model's own template would write.
 PUBLISHED_TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -32,32 +32,32 @@ _MEDIA_KEYS = {"video": "video_url", "video_url": "video_url", "image": "image_u
 
 
 def has_ranking_roles(template: str) -> bool:
-    """Whether a chat template knows messages of a query and of a document, as vLLM's templates for rerankers do."""
+    """Whether a chat template knows the roles query and document, as vLLM's reranker templates do."""
     return all(pattern.search(template) for pattern in _HAS_ROLE.values())
 
 
 def rank_messages(
-    query: Content, document: Content, instruction: str | None, *, has_roles: bool, sees: bool
+    query: Content, document: Content, instruction: str | None, *, has_roles: bool, has_vision: bool
 ) -> list[dict[str, Any]]:
-    """The conversation that a model judges. Models that see get all in parts, as they were trained. Others get what is
-    no text in parts, too, and refuse it."""
+    """The conversation that a model judges. Vision models get everything in parts, as they were trained. Text models
+    get media in parts, too, and refuse them."""
     if has_roles:
-        told = [{"role": "system", "content": instruction}] if instruction is not None else []
-        return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
-    if sees or not (_is_text(query) and _is_text(document)):
-        said: Content = [
+        system = [{"role": "system", "content": instruction}] if instruction is not None else []
+        return [*system, {"role": "query", "content": query}, {"role": "document", "content": document}]
+    if has_vision or not (_is_text(query) and _is_text(document)):
+        content: Content = [
             _text(f"<Instruct>: {instruction if instruction is not None else MEDIA_INSTRUCTION}"),
             *(_text("<Query>:"), *_parts(query)),
             *(_text("\n<Document>:"), *_parts(document)),
         ]
     else:
-        told_text = instruction if instruction is not None else TEXT_INSTRUCTION
-        said = f"<Instruct>: {told_text}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
-    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": said}]
+        task = instruction if instruction is not None else TEXT_INSTRUCTION
+        content = f"<Instruct>: {task}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
+    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": content}]
 
 
 def read_content(value: Any, param: str) -> Content:
-    """A query or document: text, parts, or an object with `text`, `image` and `video`, or with parts as `content`."""
+    """Checks a query or document: text, parts, or an object with `text`, `image`, `video`, or parts as `content`."""
     if isinstance(value, dict) and "content" in value:
         value, param = value["content"], f"{param}.content"
     elif isinstance(value, dict):
@@ -78,7 +78,7 @@ def plain_text(content: Content) -> str:
 
 
 def find_answers(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens of "yes" and "no"."""
+    """The token ids of "yes" and "no"."""
     found = [tokenizer.encode_plain(word) for word in ANSWERS]
     for word, ids in zip(ANSWERS, found, strict=True):
         if len(ids) != 1:
@@ -88,7 +88,7 @@ def find_answers(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def score_of(logits: Iterable[float]) -> float:
-    """The probability of "yes" where only "yes" and "no" can be said."""
+    """The probability of "yes" if "yes" and "no" are the only answers."""
     yes, no = map(float, logits)
     odds = math.exp(-abs(yes - no))
     return (1.0 if yes >= no else odds) / (1.0 + odds)

@@ -1,22 +1,22 @@
-"""The special-token guard: what a user types never becomes a special token.
+"""The special-token guard: user text never becomes a special token.
 
-A chat template sees the user's real text, because templates look into it (`trim`, `in`, `startswith`, `split`). Before
-rendering, a mark is put inside every special token spelled out in a user's string, and at a border of the string where
-the template's neighbouring text could complete one (two parts `<|im_` and `end|>` must not join). After rendering the
-marks are removed; a special token with a mark inside was spelled by a user and becomes a plain segment, which the
-tokenizer encodes as ordinary text.
+A chat template must see the user's real text, because templates look into it (`trim`, `in`, `startswith`, `split`).
+Before rendering, the guard puts a mark inside every special token that a user's string contains, and at either end of
+the string where neighbouring text could complete a token (`<|im_` and `end|>` must not join). After rendering it
+removes the marks. A special token with a mark inside came from a user and becomes a plain segment, which the tokenizer
+encodes as ordinary text.
 
-Tags such as `<think>`, which are tokens though no file calls them special, are guarded in what users, tools and schemas
-say. The application's own words keep them: the system's, and the assistant's, whose past output has them. Templates
-compare tags (`startswith('<tool_response>')`), so their marks stand beside them: behind an opening tag, before a
+Tags such as `<think>` are tokens that no file calls special. They are guarded in the text of users, tools and schemas,
+but not in system and assistant messages, which come from the application: past assistant output contains tags.
+Templates compare tags (`startswith('<tool_response>')`), so a tag's mark is outside it: after an opening tag, before a
 closing one.
 
-Marks are Unicode noncharacters that occur in no string of the request, so nothing a user writes is lost, and typing
-a noncharacter gives no power: a mark can only make tokens plain. Text without such spellings carries no mark after
-rendering and is encoded exactly as in transformers.
+Marks are Unicode noncharacters that occur in no string of the request, so no user text is lost. Typing a noncharacter
+gains nothing: a mark can only make tokens plain. Text without special tokens has no marks left after rendering and is
+encoded exactly as in transformers.
 
-Known gap: a template that deletes part of a user's text from inside a spelled-out token could join its halves. Such a
-token may end a turn early; it cannot claim image features, because placeholders are counted against the media.
+Known gap: a template that deletes user text from inside a token could join its halves. Such a token may end a turn
+early; it cannot claim image features, because placeholders are counted against the media.
 """
 
 import re
@@ -32,22 +32,22 @@ MAX_DEPTH = 64
 NONCHARACTERS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 APPLICATION_ROLES = frozenset({"assistant", "system", "developer"})
 NUM_MARKS = 3
-# Tags of reasoning and tools, which models are trained on whether or not their template writes them.
+# Tags for reasoning and tools. Models are trained on them even if their template does not write them.
 KNOWN_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_TAG = re.compile(r"(?=\S*[^\w\s])\S{3,}")  # of a template's words, only what looks like markup
+_TAG = re.compile(r"(?=\S*[^\w\s])\S{3,}")  # only words that look like markup
 _KEYS_TEMPLATES_COMPARE = frozenset({"role", "type"})
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a prompt. Special tokens are recognised in it unless `is_plain`."""
+    """A piece of a prompt. Unless `is_plain`, special tokens in it are recognised."""
 
     text: str
     is_plain: bool = False
 
 
 class GuardedTokens:
-    """The special tokens and tags of a model, as the guard of each of its requests looks for them."""
+    """A model's special tokens and tags, prepared for the guards of its requests."""
 
     def __init__(self, special_tokens: Sequence[str], tags: Sequence[str] = ()) -> None:
         self.tokens = special_pattern(special_tokens)
@@ -55,7 +55,7 @@ class GuardedTokens:
         self.tags = frozenset(tags)
         self.longest = max(map(len, (*special_tokens, *tags)), default=0)
         self.joined = "\0".join(special_tokens)
-        # Sets, because models have hundreds of tokens, and a request thousands of strings.
+        # Sets, because a model has hundreds of tokens and a request can have thousands of strings.
         self.heads = {token[:size] for token in special_tokens for size in range(1, len(token) + 1)}
         self.ends = {token[-size:] for token in special_tokens for size in range(1, len(token) + 1)}
         self.tag_heads = {tag[:size] for tag in tags for size in range(1, len(tag))}
@@ -63,10 +63,10 @@ class GuardedTokens:
 
 
 class SpecialTokenGuard:
-    """Marks special tokens and tags in a request's strings and finds them again after rendering. One per request."""
+    """Marks special tokens and tags in a request's strings and finds them after rendering. One per request."""
 
     def __init__(self, guarded: GuardedTokens, marks: Sequence[str]) -> None:
-        """`marks` are three characters: inside a token, behind an opening tag, before a closing one."""
+        """`marks` are three characters: one inside a token, one after an opening tag, one before a closing tag."""
         self._guarded = guarded
         self._mark, self._behind, self._before = marks
 
@@ -75,7 +75,7 @@ class SpecialTokenGuard:
         return self.protect(message, has_tags=has_tags, depth=2)
 
     def protect(self, value: Any, *, has_tags: bool = True, depth: int = 0) -> Any:
-        """A copy of JSON-like data with marks in its strings, keys of mappings included."""
+        """A copy of JSON-like data with marks in its strings, including the keys of mappings."""
         if depth > MAX_DEPTH:
             raise RequestError(f"the request is nested deeper than {MAX_DEPTH} levels", code="invalid_request")
         if isinstance(value, str):
@@ -93,7 +93,7 @@ class SpecialTokenGuard:
         return value
 
     def split(self, rendered: str) -> tuple[Segment, ...]:
-        """The rendered text without marks, cut so that every special token spelled by a user is a plain segment."""
+        """The rendered text without marks, cut so that every special token from a user is a plain segment."""
         pieces = re.split(f"([{self._mark}{self._behind}{self._before}])", rendered)
         text = "".join(pieces[::2])
         if len(pieces) == 1:
@@ -109,7 +109,7 @@ class SpecialTokenGuard:
         return match.group() in self._guarded.tags and mark in beside
 
     def _protect_text(self, text: str, has_tags: bool) -> str:
-        """Marks inside and, where a token could continue beyond them, at the borders of the stripped text."""
+        """Puts marks inside tokens, and at the ends of the stripped text where a token could continue beyond them."""
         core = text.strip()
         if not core:
             return text
@@ -140,12 +140,12 @@ class SpecialTokenGuard:
 
 
 def template_tags(added_tokens: Iterable[str], template: str) -> tuple[str, ...]:
-    """Those of the added tokens that no file calls special, but which structure a conversation."""
+    """The added tokens that structure a conversation though no file calls them special."""
     return tuple(text for text in added_tokens if text in KNOWN_TAGS or (_TAG.fullmatch(text) and text in template))
 
 
 def special_pattern(special_tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the tokens, the longest first, as the tokenizer does."""
+    """Matches any of the tokens, longest first, as the tokenizer does."""
     ordered = sorted(special_tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
@@ -162,7 +162,7 @@ def plain_segments(text: str, matches: Iterable[re.Match[str]]) -> tuple[Segment
 
 
 def check_unicode(text: str) -> None:
-    """Refuses lone surrogates, which JSON allows and no encoder takes."""
+    """Refuses lone surrogates, which JSON allows but UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,12 +170,12 @@ def check_unicode(text: str) -> None:
 
 
 def unused_marks(value: Any, marks: str = NONCHARACTERS) -> Iterator[str]:
-    """Those of the marks that are nowhere in the value."""
-    text = repr(value)  # it escapes noncharacters one by one, so each is found by its escape
+    """The marks that occur nowhere in the value."""
+    text = repr(value)  # repr escapes noncharacters, so search for the escapes
     return (mark for mark in marks if repr(mark)[1:-1] not in text)
 
 
 def _is_marked(match: re.Match[str], marks: list[int]) -> bool:
-    """Whether a mark stood strictly inside the match."""
+    """Whether there was a mark strictly inside the match."""
     nearest = bisect_right(marks, match.start())
     return nearest < len(marks) and marks[nearest] < match.end()

@@ -1,5 +1,5 @@
-"""A chat template's first rendering, in a process of its own with little memory and time. Its steps are counted
-(its fuel), but a few of them can double a text until no memory is left, and templates come with checkpoints."""
+"""Renders an untrusted chat template for the first time, in a process with little memory and time. Fuel limits the
+number of instructions, but a few of them can double a string until memory runs out."""
 
 import resource
 import subprocess
@@ -14,12 +14,12 @@ from saccade.inputs.text.chat_template import ChatTemplate, read_template
 
 MAX_BYTES = 256 * 2**20
 MAX_CPU_S, MAX_WALL_S = 10, 120
-TRIED = 0x5A  # the exit code of a trial that came to its end
+TRIED = 0x5A  # the exit code of a trial that finished
 
 _USER: dict[str, Any] = {"role": "user", "content": "What is this?"}
 _CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments": {"at": "it"}}}
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
-_TALKS: tuple[list[dict[str, Any]], ...] = (
+_CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
     [_USER],
     [{"role": "system", "content": "Be brief."}, _USER, {"role": "assistant", "content": "A cat."}, _USER],
     [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}],
@@ -28,8 +28,8 @@ _TALKS: tuple[list[dict[str, Any]], ...] = (
 
 
 def try_template(folder: Path, file: str = "") -> None:
-    """Refuses a template that takes more than its share for a short conversation. One that does not compile or refuses
-    the conversation is left to others to report."""
+    """Refuses a template that exceeds the limits on a short conversation. Does not report templates that fail to
+    compile or refuse the conversation: other code does."""
     source = read_template(folder, file)
     if source is None:
         return
@@ -63,10 +63,10 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     with suppress(Exception):
         template = ChatTemplate(source)
-        for talk in _TALKS:
+        for messages in _CONVERSATIONS:
             for tools in (None, [_TOOL]):
                 with suppress(Exception):
-                    template.render(talk, tools=tools)
+                    template.render(messages, tools=tools)
     return TRIED
 
 

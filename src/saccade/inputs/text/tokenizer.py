@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer, using only the `tokenizers` package. `encode` takes segments (see special_tokens.py). Text
-without plain segments goes to the tokenizer whole, so its ids are those of transformers. Where a user spelled out a
-special token or a tag, a twin without them encodes the ordinary text around it. The twin is built on first use."""
+without plain segments goes to the tokenizer in one piece, so its ids match transformers. Where a user typed a special
+token or a tag, a twin tokenizer that knows neither encodes it and the ordinary text around it. The twin is built on
+first use."""
 
 import json
 import re
@@ -20,16 +21,16 @@ from saccade.inputs.text.detokenizer import Detokenizer, TokenDecoder
 from saccade.inputs.text.special_tokens import Segment, check_unicode, special_pattern, template_tags
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
-# Even a vocabulary of short tokens swallows blanks next to some of them, or merges unknown characters into one.
+# Even short tokens can absorb spaces next to them, or merge a run of unknown characters into one.
 MIN_TOKEN_CHARS = 32
 MAX_ID_DIGITS = 10
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
-    """Encodes and decodes; thread-safe. Only a template may produce the ids of `special_tokens`: those marked special
-    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens). `tags` are other
-    added tokens that structure a conversation; decoded, they are text."""
+    """Encodes and decodes; thread-safe. Only a template may produce the ids of `special_tokens`: tokens that the files
+    mark special, that tokenizer_config.json names, or that are `protected` (image placeholders, end tokens). `tags` are
+    other added tokens that structure a conversation; they decode to text."""
 
     def __init__(
         self,
@@ -39,8 +40,8 @@ class Tokenizer:
         protected: Sequence[int] = (),
         template: str = "",
     ) -> None:
-        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json, `template` the
-        chat template, which uses tags."""
+        """`definition` is the text of tokenizer.json, `config` the object in tokenizer_config.json, `template` the chat
+        template, which decides what is a tag."""
         self.config = config or {}
         self._main = _build(definition, self.config)
         self._twin: tokenizers.Tokenizer | None = None
@@ -77,7 +78,7 @@ class Tokenizer:
         return self._main.get_vocab_size(with_added_tokens=True)
 
     def could_fit(self, num_chars: int, num_tokens: int) -> bool:
-        """Whether so many characters could be so few tokens, given the longest token."""
+        """Whether `num_chars` characters could be as few as `num_tokens` tokens, given the longest token."""
         return num_chars <= num_tokens * MIN_TOKEN_CHARS or num_chars <= num_tokens * self._longest
 
     @cached_property
@@ -85,8 +86,8 @@ class Tokenizer:
         return max(MIN_TOKEN_CHARS, *map(len, self._main.get_vocab(with_added_tokens=True)))
 
     def warm_up(self) -> None:
-        """Makes what only some texts need. It holds the interpreter for most of a second with a large vocabulary, which
-        no server's event loop should wait for."""
+        """Builds what only some texts need. With a large vocabulary this holds the GIL for most of a second, which
+        would block a server's event loop."""
         self._without_specials()
         _ = self._longest
 
@@ -101,7 +102,7 @@ class Tokenizer:
         return _text_of(self.config.get(name))
 
     def encode(self, text: str | Sequence[Segment], *, has_bos: bool = False) -> list[int]:
-        """The ids of a prompt; `has_bos` puts the beginning-of-sequence token first, unless the text begins with it."""
+        """The ids of a prompt. `has_bos` puts the beginning-of-sequence token first unless the text starts with it."""
         segments = [Segment(text)] if isinstance(text, str) else text
         for segment in segments:
             check_unicode(segment.text)
@@ -137,7 +138,7 @@ class Tokenizer:
             run = _encode(self._without_specials(), text)
             if not self._guarded_ids.isdisjoint(run):
                 raise RequestError(
-                    "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
+                    "the text has a special token that this model cannot encode as text", code="invalid_text"
                 )
             ids += run
         return ids
@@ -154,18 +155,18 @@ class Tokenizer:
             return self._twin
 
     def _find_bos(self) -> list[int]:
-        """What the tokenizer's own post-processor puts before a text, unless tokenizer_config.json says otherwise."""
+        """The ids that the post-processor puts before a text, unless tokenizer_config.json says otherwise."""
         wanted = self.config.get("add_bos_token")
         bos = self.token_id(self.named_token("bos_token") or "")
         if wanted is not None:
             return [bos] if wanted and bos is not None else []
         whole, start, num_bare = self._post_processed()
-        if not num_bare:  # the vocabulary cannot encode the letter, so what precedes it cannot be located
+        if not num_bare:  # the vocabulary cannot encode the letter, so its position is unknown
             return whole[:1] if whole[:1] == [bos] else []
         return whole[:start]
 
     def _find_ends(self) -> list[int]:
-        """Likewise, what it puts behind a text; models that embed a text's last token were trained with it."""
+        """The ids that it appends to a text. Models that embed a text's last token were trained with them."""
         wanted = self.config.get("add_eos_token")
         eos = self.token_id(self.named_token("eos_token") or "")
         if wanted:
@@ -174,7 +175,7 @@ class Tokenizer:
         return whole[start + num_bare :] if num_bare else []
 
     def _post_processed(self) -> tuple[list[int], int, int]:
-        """The ids of a letter with what is put around it, and where its own are."""
+        """The post-processed ids of a letter, and the start and number of the letter's own ids."""
         whole: list[int] = self._main.encode("a", add_special_tokens=True).ids
         bare = self._main.encode("a", add_special_tokens=False).ids
         starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
@@ -182,8 +183,8 @@ class Tokenizer:
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """As `tokenizer.encode`, which holds the interpreter lock while it works: a second for a megabyte. A batch of one
-    does not, and without offsets it takes less time and memory."""
+    """`tokenizer.encode` would hold the GIL for a second per megabyte. A batch of one releases it, and skipping offsets
+    saves time and memory."""
     try:
         with contained():
             ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -211,7 +212,7 @@ def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
         if built.token_to_id(token.content) != token_id:
             raise ConfigError(
                 f"tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json "
-                f"{built.token_to_id(token.content)}; the two files are of different checkpoints"
+                f"{built.token_to_id(token.content)}; the two files come from different checkpoints"
             )
     return built
 
@@ -221,7 +222,6 @@ _HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 def _added_tokens(config: dict[str, Any]) -> dict[int, tokenizers.AddedToken]:
-    """The tokens of added_tokens_decoder by id."""
     given = config.get("added_tokens_decoder") or {}
     if not isinstance(given, dict):
         raise _broken("added_tokens_decoder", "an object with an entry for each id")
@@ -233,7 +233,7 @@ def _added_tokens(config: dict[str, Any]) -> dict[int, tokenizers.AddedToken]:
         content = fields.pop("content", None)
         is_text = isinstance(content, str) and _is_unicode(content)
         if not is_text or not all(isinstance(value, bool) for value in fields.values()):
-            raise _broken(f"added_tokens_decoder[{id_}]", "content: text, and true or false for the rest")
+            raise _broken(f"added_tokens_decoder[{id_}]", "an object with text (content) and true or false")
         found[int(id_)] = tokenizers.AddedToken(content, **fields)
     return found
 
@@ -243,7 +243,7 @@ def _broken(where: str, wanted: str) -> ConfigError:
 
 
 def _check_prefix(definition: str) -> None:
-    """A prefix that does not fit its merges makes the package end the process."""
+    """A prefix that does not match the merges would make the package abort the process."""
     if not _HAS_PREFIX.search(definition):
         return
     try:
@@ -254,23 +254,23 @@ def _check_prefix(definition: str) -> None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         fits = False
     if not fits:
-        raise ConfigError("tokenizer.json: continuing_subword_prefix does not fit its merges; download it again")
+        raise ConfigError("tokenizer.json: continuing_subword_prefix does not match its merges; download it again")
 
 
 def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
-    """For comparison: the package itself compares tokens by text only."""
+    """All fields, for comparison: the package compares tokens by text only."""
     return tuple(getattr(token, name) for name in _ADDED_FIELDS)
 
 
 def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """Runs of (text, is_plain). A plain run is the text around what a user spelled out, up to a template's special
-    token."""
+    """Runs of (text, is_plain). A plain run is a plain segment with the text around it, up to the template's special
+    tokens."""
     atoms = groupby(_atoms(segments, specials), key=itemgetter(1))
     return [("".join(text for text, _ in group), is_plain) for is_plain, group in atoms]
 
 
 def _atoms(segments: Sequence[Segment], specials: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """The template's special tokens one by one, and the ordinary text between them."""
+    """The template's special tokens and the ordinary text between them, one by one."""
     pieces: list[str] = []
     is_plain = False
     for segment in segments:
@@ -303,7 +303,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _text_of(token: Any) -> str | None:
-    """A token is a string, or an object that contains its text."""
+    """A token is a string or an object with its text as `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and _is_unicode(token) else None
