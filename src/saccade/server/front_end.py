@@ -1,4 +1,4 @@
-"""`saccade serve`: one process for HTTP, with the engine's beside it."""
+"""`saccade serve`: the process that speaks HTTP and starts the engine's process."""
 
 import asyncio
 import gc
@@ -52,7 +52,8 @@ def serve(
     media: MediaSettings | None = None,
     spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal, taking over a `spare` worker; returns the exit code. A second signal does not wait."""
+    """Serves until a signal arrives and returns the exit code; a second signal skips the drain. `spare` is a worker
+    process that was started ahead of time."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
@@ -74,7 +75,7 @@ def serve(
 
 
 class _Front:
-    """The front end's process: answers at once, accepts requests when the engine is ready."""
+    """The front end: answers HTTP at once, and accepts requests when the engine is ready."""
 
     def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
@@ -142,7 +143,7 @@ class _Front:
             self._service.fail()
             raise
         gc.collect()
-        gc.freeze()  # looking through all that stays would hold the event loop for a tenth of a second and more
+        gc.freeze()  # scanning the long-lived objects would block the event loop for 0.1 s or more
         self._started.set()
         if self._settings.data_parallel_size > 1:
             self._say(f"{self._settings.data_parallel_size} replicas; routing: {self._settings.routing}")
@@ -165,7 +166,7 @@ class _Front:
         await FreedMemory(self._service.admission).run()
 
     async def _outlive(self) -> None:
-        """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""
+        """Returns `dead_engine_s` after the engine died for good, so that clients and probes can learn why."""
         await self._started.wait()
         back_off, is_alive = BackOff(), True
         while is_alive:
@@ -193,13 +194,13 @@ class _Front:
 
 
 def doors(listener: socket.socket) -> list[socket.socket]:
-    """The listening socket several times. uvloop accepts one connection for each in a turn of its loop, which is long
-    while many bodies arrive: with one, a probe would wait for as many turns as there are connections before it."""
+    """The listening socket and duplicates of it. In one turn of its loop uvloop accepts one connection per socket, and
+    turns are long while many bodies arrive: with one socket, a probe would wait a turn for each connection ahead."""
     return [listener, *(listener.dup() for _ in range(DOORS - 1))]
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`: while a terminal shows start-up progress, that is not the plain stream."""
+    """Writes to the current `sys.stderr`, which is not the plain stream while a terminal shows start-up progress."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -207,7 +208,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr() -> None:
-    """The server's log: plain lines, written on the event loop, so each must cost only microseconds."""
+    """Sets up the log: plain lines, written on the event loop, so each may take only microseconds."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for name, level in _LOG_LEVELS:
@@ -217,7 +218,7 @@ def log_to_stderr() -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn with our signal handling: the first drains, the second hurries, and no signal sets the exit code."""
+    """uvicorn with our signal handling: the first signal drains, the second hurries, and neither sets the exit code."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -241,10 +242,12 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
 
 
 def _most_connections(settings: ServerSettings) -> int:
-    """The limit that is set, or one that leaves files for everything else this process opens."""
+    """The limit from the settings, or one that leaves enough files for everything else this process opens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.max_connections or MOST_CONNECTIONS
-    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:  # shells allow 1024, and the system far more
+    if (
+        soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES
+    ):  # shells often set 1024 where the system allows far more
         soft = wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(wanted + SPARE_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     most = wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft - SPARE_FILES, soft // 2))
@@ -260,7 +263,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)  # servers that only bind can share a port; listening makes it fail here
+        listener.listen(BACKLOG)  # two servers can bind one port; only listen() fails if it is taken
     except OSError as error:
         listener.close()
         where = f"{settings.host}:{settings.port}"

@@ -1,7 +1,6 @@
-"""Error replies: OpenAI's nested envelope with fixed texts. All texts are this project's own; what another library says
-about a request goes to the log, not to clients. Two exceptions concern only what clients wrote themselves: one bounded,
-printable line of llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see
-`reading`)."""
+"""Error replies: OpenAI's nested envelope with fixed texts of our own. What another library says about a request goes
+to the log, not to the client. Two exceptions concern only what the client wrote: one bounded, printable line from
+llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`)."""
 
 import logging
 import math
@@ -24,11 +23,11 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
-MAX_SHOWN = 128  # characters of a name that a client made up
+MAX_SHOWN = 128  # longest client-supplied name that is echoed
 
 
 class HttpError(SaccadeError):
-    """`should_retry` False tells clients that the same request will fail again."""
+    """`should_retry=False` tells clients that the same request will fail again."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class HttpError(SaccadeError):
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the reply any more."""
+    """The client is gone; nobody waits for the reply."""
 
 
 def starting() -> HttpError:
@@ -103,7 +102,7 @@ def no_model(name: str, known: Sequence[str]) -> HttpError:
 
 
 def quoted(name: str) -> str:
-    """A name that a client made up, if it is short and fit to be shown."""
+    """A client-supplied name, if it is short and printable."""
     return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "that was asked for"
 
 
@@ -133,7 +132,7 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
 
 
 def explain(error: Exception, request_id: str) -> HttpError:
-    """What a client may know; the rest goes to the log."""
+    """The error to send to the client; details go to the log."""
     found = to_http(error, request_id)
     if found.status >= 500 and not isinstance(error, HttpError):
         level = logging.WARNING if isinstance(error, CapacityError) else logging.ERROR

@@ -14,7 +14,7 @@ MAX_BODY_VALUES = 5 * 2**18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Only this machine can reach the default address. 0 switches a time limit off."""
+    """Only this machine can reach the default address. A time limit of 0 is off."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 picks a free one")
@@ -166,7 +166,7 @@ _WORDS = {
     "metrics_style": ("own", "vllm", "sglang"),
     "generation_config": ("auto", "none", "vllm"),
     "reasoning_parser": ("", "qwen3"),
-    "routing": ("affinity", "least-loaded", "round-robin"),  # routing.POLICIES, whose import takes long
+    "routing": ("affinity", "least-loaded", "round-robin"),  # routing.POLICIES, which is slow to import
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
@@ -186,7 +186,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "keep_alive_s": (1, 10**6),
-    "profile_max_s": (0.1, 30),  # steps wait while it is written, and the watchdog must not take that for a hang
+    "profile_max_s": (0.1, 30),  # writing it blocks steps, and the watchdog must not see a hang
     **dict.fromkeys(
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),
