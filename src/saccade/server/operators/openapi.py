@@ -1,4 +1,4 @@
-"""GET /openapi.json, from the same models that check requests."""
+"""GET /openapi.json, generated from the models that check requests."""
 
 from functools import cache
 from typing import Any

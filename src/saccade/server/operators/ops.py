@@ -34,8 +34,8 @@ class OpsRoutes:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
-        engine that found one of its graphs wrong, makes no step or is started again, and queues that are saturated."""
+        """OK also while the model loads and while requests drain; 503 only when the server must be restarted. Degraded
+        if an engine found one of its graphs wrong, makes no steps or is being restarted, or if a queue is saturated."""
         if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
@@ -64,7 +64,7 @@ class OpsRoutes:
         return json_reply({"server_load": self._service.admission.inside})
 
     async def graphs(self, request: Request) -> Response:
-        """Of the engine; where there are several, of the first one, and under `engines` of each."""
+        """The engine's graphs; with several engines those of the first, and those of each under `engines`."""
         found = {name: _graphs(engine) for name, engine in (await self._reports()).items()}
         if not found:
             raise self._no_reports()
@@ -72,8 +72,8 @@ class OpsRoutes:
         return json_reply({**first, "engines": found} if self._service.is_replicated else first)
 
     async def live(self, request: Request) -> Response:
-        """What the engine does now, and what it did a moment ago: passes with a number above `since`. Where there are
-        several, of the one that `engine` names, or the first."""
+        """What the engine is doing, and its latest passes: those with a number above `since`. With several engines, the
+        one that `engine` names, or the first."""
         asked = request.query_params
         reports = await self._reports(_since(asked.get("since", "0")))
         if not reports:
@@ -146,7 +146,7 @@ class OpsRoutes:
         return json_reply({"status": "flushed"})
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Known before the model is loaded, except for the context length."""
+        """Until the model is loaded, the fields that depend on it are empty."""
         service = self._service
         is_ready = service.phase is ServerPhase.READY
         capabilities = []
@@ -197,7 +197,7 @@ def _since(text: str) -> int:
 
 
 def _vision(processor: Processor) -> dict[str, Any] | None:
-    """How images are resized, so that coordinates in an answer can be found in them."""
+    """How images are resized, so that clients can map coordinates in an answer to the original image."""
     images = processor.images
     if images is None:
         return None
