@@ -33,7 +33,7 @@ _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
 
 
 def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat:
-    """`has_reasoning`: the server takes reasoning out of the text, so that thinking can be shown."""
+    """`has_reasoning`: the server separates reasoning from the text, so it can return thinking."""
     builder = ChatBuilder()
     if asked.system:
         builder.add({"role": "system", "content": _system(asked.system)}, "system")
@@ -78,7 +78,7 @@ def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
 
 
 def _add_user(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
-    """Results of tools are messages of their own; the order is kept."""
+    """Tool results become separate messages; the order is kept."""
     parts: list[dict[str, Any]] = []
     places: list[str] = []
     for j, block in enumerate(blocks):
@@ -207,7 +207,8 @@ def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _thinking_fields(asked: CountTokensRequest, *, has_reasoning: bool) -> dict[str, Any]:
-    """Templates that can switch thinking read enable_thinking; without `thinking`, and with adaptive, theirs holds."""
+    """Templates that can switch thinking read enable_thinking. Without `thinking`, or if adaptive, they use their
+    default."""
     thinking: Thinking | None = asked.thinking
     variables = asked.chat_template_kwargs
     if thinking is None:

@@ -1,4 +1,4 @@
-"""All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
+"""Reduces all the ways to ask for structured output to one grammar. None of them is ever ignored."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ def structure_param(request: object) -> str | None:
 
 
 def _wants_whitespace(request: SamplingRequest | GenerateParams) -> bool:
-    """JSON is compact unless `disable_any_whitespace` is false, in vLLM's structured_outputs or beside the others."""
+    """JSON is compact unless `disable_any_whitespace` is false, in structured_outputs or at the top level."""
     inner = getattr(request, "structured_outputs", None)
     wishes = (getattr(where, "disable_any_whitespace", None) for where in (inner, request))
     return next((wish for wish in wishes if wish is not None), True) is False
