@@ -74,7 +74,7 @@ def draining() -> HttpError:
 
 
 def engine_dead(reason: str = "") -> HttpError:
-    text = reason or "the engine is gone; the server must be started again"
+    text = reason or "the engine died; the server must be restarted"
     return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
@@ -84,30 +84,30 @@ def engine_restarting() -> HttpError:
 
 
 def too_late() -> HttpError:
-    return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
+    return HttpError(408, "the request's deadline has passed", code="deadline_exceeded", should_retry=False)
 
 
 def no_route(path: str, known: Sequence[str]) -> HttpError:
-    text = f"there is no route {quoted(path)}; those that exist are {', '.join(known)}"
+    text = f"there is no route {quoted(path)}; the routes are {', '.join(known)}"
     return HttpError(404, text, code="unknown_route")
 
 
 def no_method(method: str, path: str, allowed: str) -> HttpError:
-    return HttpError(405, f"{quoted(path)} does not take {quoted(method)}; it takes {allowed}", code="unknown_route")
+    return HttpError(405, f"the route {quoted(path)} takes {allowed}, not {quoted(method)}", code="unknown_route")
 
 
 def no_model(name: str, known: Sequence[str]) -> HttpError:
-    text = f"the model {quoted(name)} is not served here; served are {', '.join(known)}"
+    text = f"the model {quoted(name)} is not served here; the server has {', '.join(known)}"
     return HttpError(404, text, code="model_not_found", param="model")
 
 
 def quoted(name: str) -> str:
     """A client-supplied name, if it is short and printable."""
-    return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "that was asked for"
+    return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "with this name"
 
 
 def aborted() -> HttpError:
-    return HttpError(500, "the request was ended by an administrator", code="aborted", should_retry=False)
+    return HttpError(500, "the request was aborted by an administrator", code="aborted", should_retry=False)
 
 
 def to_http(error: BaseException, request_id: str) -> HttpError:
@@ -127,7 +127,7 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
         case ConfigError():  # the checkpoint lacks what the request needs
             return HttpError(400, str(error), code="unsupported")
         case _:
-            text = f"something went wrong inside the server; its log has more under request {request_id}"
+            text = f"something went wrong inside the server; its log has details under request {request_id}"
             return HttpError(500, text, code="internal_error", should_retry=False)
 
 

@@ -22,7 +22,7 @@ class StoredConversation:
         return StoredConversation((*self.items, *items), self.num_bytes + sum(map(size_of, items)))
 
 
-NOTHING_SAID = StoredConversation((), ENTRY_BYTES)
+EMPTY_CONVERSATION = StoredConversation((), ENTRY_BYTES)
 
 
 class ResponseStore:

@@ -144,7 +144,7 @@ class Service:
     @property
     def max_sequences(self) -> int:
         """Most outputs of one request: more than can run and wait together could never be accepted."""
-        return min(self.settings.max_prompts, _most_inside(self.engine.limits))
+        return min(self.settings.max_prompts, _max_inside(self.engine.limits))
 
     def open(
         self,
@@ -158,7 +158,7 @@ class Service:
         weights; its hash is in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
-        self.admission.max_inside = _most_inside(engine.limits)
+        self.admission.max_inside = _max_inside(engine.limits)
         self.admission.max_running = engine.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
@@ -235,6 +235,6 @@ class Service:
         return self.admission.inside == 0
 
 
-def _most_inside(limits: SchedulerSettings) -> int:
+def _max_inside(limits: SchedulerSettings) -> int:
     """Requests that may run and wait together. Takes the engine's limits: the command line's may be unresolved."""
     return limits.max_num_seqs + limits.max_queued_requests

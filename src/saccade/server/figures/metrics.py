@@ -40,7 +40,7 @@ _COUNTS = (1, 2, 5, 10, 20, 50, 100)
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("time to the first token", _TTFT),
     "inter_token_latency_seconds": ("time between two tokens", _GAP),
-    "request_time_per_output_token_seconds": ("time per output token behind the first, by request", _GAP),
+    "request_time_per_output_token_seconds": ("time per output token after the first, by request", _GAP),
     "e2e_request_latency_seconds": ("time of a whole request", _SPAN),
     "request_queue_time_seconds": ("time in the engine's queue", _SPAN),
     "request_inference_time_seconds": ("time from the first step to the last token", _SPAN),
@@ -48,9 +48,9 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_decode_time_seconds": ("time from the first to the last token", _SPAN),
     "request_prompt_tokens": ("prompt tokens of a request", _TOKENS),
     "request_generation_tokens": ("output tokens of a request", _TOKENS),
-    "request_max_num_generation_tokens": ("most output tokens of one output", _TOKENS),
-    "request_params_n": ("outputs asked for", _COUNTS),
-    "request_params_max_tokens": ("output tokens asked for", _TOKENS),
+    "request_max_num_generation_tokens": ("tokens of the longest output of a request", _TOKENS),
+    "request_params_n": ("outputs per request (n)", _COUNTS),
+    "request_params_max_tokens": ("max_tokens of a request", _TOKENS),
 }
 _SGLANG = {
     "num_requests_running": "num_running_reqs",
@@ -171,7 +171,7 @@ class Metrics:
             steps.append((tuple(labels.values()), engine.stats.step_tokens))
         if figures:
             yield from _families(figures)
-            text = "tokens of a step: rows of prompts and outputs that it computed"
+            text = "prompt and output tokens that a step computed"
             yield from (_histogram_family("iteration_tokens_total", text, _LABELS, steps), info)
 
     def _requests(self) -> Iterator[Metric]:
@@ -239,10 +239,12 @@ class _Scrape(Collector):
 
 def _front_families(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily("requests_pending", "requests being prepared", facts.num_pending)
-    yield GaugeMetricFamily("ready", "whether requests are taken", float(facts.is_ready))
+    yield GaugeMetricFamily("ready", "whether requests are accepted", float(facts.is_ready))
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
-        yield GaugeMetricFamily("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+        yield GaugeMetricFamily(
+            "time_to_ready_seconds", "from the start until requests were accepted", facts.time_to_ready_s
+        )
     if facts.media_jobs is not None:
         yield from _families(job_metrics("media", facts.media_jobs))
 
@@ -255,7 +257,7 @@ def _own_figures(engine: EngineReport) -> Iterator[EngineMetric]:
         yield gauge("gpu_memory_used_bytes", "device memory in use, by all processes", stats.gpu_bytes)
         text = "device memory that the engine's own allocator holds"
         yield gauge("gpu_memory_reserved_bytes", text, stats.gpu_reserved_bytes)
-        text = "device memory in use when requests were first taken"
+        text = "device memory in use when the server became ready"
         yield gauge("gpu_memory_ready_bytes", text, ready.gpu_bytes)
 
 

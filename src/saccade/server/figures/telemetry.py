@@ -84,7 +84,7 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
-            f"otlp_traces_endpoint is {endpoint}; it must be an address of OTLP over HTTP, such as "
+            f"otlp_traces_endpoint is {endpoint}; it must be the URL of a collector for OTLP over HTTP, such as "
             "http://127.0.0.1:4318/v1/traces (--otlp-traces-endpoint)"
         )
     try:
@@ -92,7 +92,7 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
         from opentelemetry.sdk import trace as _  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f'spans need OpenTelemetry, whose {error.name} is missing: pip install "saccade-vlm[otel]" '
+            f'spans need OpenTelemetry, but {error.name} is missing: pip install "saccade-vlm[otel]" '
             "(--otlp-traces-endpoint)"
         ) from None
     address = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH

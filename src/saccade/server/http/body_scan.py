@@ -12,7 +12,7 @@ MAX_DEPTH = 256
 MAX_REST_BYTES = 16 * 2**20
 CONTAINER_VALUES, STRING_VALUES = 8, 2  # they take as long to make as this many numbers
 LOOKED_BACK = 4096
-FEW = 16  # one in 16 is the most; base64 data has one slash in 64 characters
+MIN_CHARS_PER_ESCAPE = 16  # base64 data has one slash in 64 characters
 
 Body = bytes | bytearray
 Bytes = npt.NDArray[np.uint8]
@@ -34,11 +34,11 @@ def find_long_strings(body: Body, max_values: int) -> list[tuple[int, int]]:
         if scan.depth > MAX_DEPTH:
             raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
         if scan.num_values > max_values:
-            met = f"the body has more than {max_values} values"
+            found = f"the body has more than {max_values} values"
             how = f"a string counts as {STRING_VALUES}, a list or an object as {CONTAINER_VALUES}"
-            raise _too_large(f"{met} ({how}; --max-body-values)")
+            raise _too_large(f"{found} ({how}; --max-body-values)")
         if scan.num_read > MAX_REST_BYTES:
-            raise _too_large(f"the body has more than {MAX_REST_BYTES} bytes beside long strings such as base64 data")
+            raise _too_large(f"the body has more than {MAX_REST_BYTES} bytes outside long strings such as base64 data")
     return scan.long_strings
 
 
@@ -140,7 +140,7 @@ def _has_few_slash_escapes(content: Bytes) -> bool:
         part = content[start : start + CHUNK + 1]
         places = np.flatnonzero(part[:CHUNK] == ord("\\"))
         num += len(places)
-        if num > len(content) // FEW or (len(places) and not (part[places + 1] == ord("/")).all()):
+        if num > len(content) // MIN_CHARS_PER_ESCAPE or (len(places) and not (part[places + 1] == ord("/")).all()):
             return False
     return True
 

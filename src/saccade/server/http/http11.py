@@ -14,11 +14,11 @@ from saccade.server.http_errors import HttpError
 RESERVED = 16  # connections beyond the limit, for probes
 RESERVED_S = 2.0  # how soon they must send one
 BUSY_RETRY_S = 2.0
-LOOKS = 8  # checks of a client within its timeout
-# What is read at once is parsed at once, so a read with many small parts would block the event loop.
-MOST_PIPELINED = 64  # requests of a connection that wait for earlier replies
-MOST_HEADERS = 256
-MANY_CHUNKS, LEAST_CHUNK_BYTES = 2048, 32  # a body with more chunks needs larger ones on average
+CHECKS_PER_TIMEOUT = 8  # of a client that may have stopped reading
+# Everything read from a socket is parsed at once, so many small parts would block the event loop.
+MAX_PIPELINED = 64  # requests of a connection that wait for earlier replies
+MAX_HEADERS = 256
+MANY_CHUNKS, MIN_CHUNK_BYTES = 2048, 32  # a body with more chunks needs larger ones on average
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
@@ -104,8 +104,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:  # nobody reads trailers
             return
-        if len(self.headers) >= MOST_HEADERS:
-            text = f"the request has more than {MOST_HEADERS} headers, which is the limit"
+        if len(self.headers) >= MAX_HEADERS:
+            text = f"the request has more than {MAX_HEADERS} headers, which is the limit"
             self._stop(HttpError(431, text, code="headers_too_large"))
         super().on_header(name, value)
 
@@ -117,8 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if (error := self._head_error()) is not None:
             self._is_refused = True  # nothing after this head is a request
             self._refuse(error)
-        elif len(self.pipeline) >= MOST_PIPELINED:
-            text = f"more than {MOST_PIPELINED} requests of this connection wait for their replies; wait for some first"
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            text = f"more than {MAX_PIPELINED} requests of this connection wait for their replies; wait for some first"
             self._stop(HttpError(429, text, code="too_many_pipelined", retry_after_s=BUSY_RETRY_S))
         elif not self._is_upgrade:
             super().on_headers_complete()
@@ -128,8 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         self._num_chunks += 1
         self._num_body_bytes += len(body)
-        if self._num_chunks > MANY_CHUNKS and self._num_body_bytes < LEAST_CHUNK_BYTES * self._num_chunks:
-            self._stop(HttpError(400, "the body comes in too many small chunks; send larger ones", code="invalid_http"))
+        if self._num_chunks > MANY_CHUNKS and self._num_body_bytes < MIN_CHUNK_BYTES * self._num_chunks:
+            self._stop(HttpError(400, "the body has too many small chunks; send larger ones", code="invalid_http"))
         if not self._is_refused:
             super().on_body(body)
 
@@ -155,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return _invalid()
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
-            text = "the only transfer coding that is understood is chunked (Transfer-Encoding)"
+            text = "the only supported Transfer-Encoding is chunked"
             return HttpError(501, text, code="unsupported_transfer_coding", should_retry=False)
         return self._full() if self._is_extra and not self._is_probe() else None
 
@@ -221,7 +221,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.loop.time() - self._read_at >= self.timeout_s:
             self.transport.abort()
             return
-        self._write_timer = self.loop.call_later(self.timeout_s / LOOKS, self._watch_reader)
+        self._write_timer = self.loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._watch_reader)
 
     def _stop(self, error: HttpError) -> NoReturn:
         """Refuses from within a callback: raising there stops the parser."""

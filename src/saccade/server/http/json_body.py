@@ -65,7 +65,7 @@ def _parse_quickly(body: Body, max_values: int) -> Any | None:
     return None if texts else value
 
 
-def size_beside_urls(body: Body) -> int:
+def size_without_urls(body: Body) -> int:
     """Bytes of a body outside what look like long data URLs. No values can hide inside: up to the next quote, such a
     text is part of a string, or the body is not JSON."""
     return len(body) - sum(end - begin for begin, end in _quoted_urls(body))

@@ -51,7 +51,7 @@ class OriginRules:
             raise HttpError(400, "the Host header is not a host name or address", code="invalid_host")
         name = found["name"].decode().lower().rstrip(".")
         if not self._is_own(name):
-            text = f"this server does not answer to the name {name[:255]}; it does with --allowed-hosts {name[:255]}"
+            text = f"this server does not answer to the name {name[:255]}; allow it with --allowed-hosts {name[:255]}"
             raise HttpError(403, text, code="host_not_allowed")
 
     def _is_own(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class OriginRules:
         else:
             is_foreign = site in (b"cross-site", b"same-site")  # browsers set it on requests without an Origin
         if is_foreign:
-            text = "a web page of another origin sent this; allow that origin with --allowed-origins"
+            text = "this request came from a web page of another origin; allow that origin with --allowed-origins"
             raise HttpError(403, text, code="origin_not_allowed")
 
 

@@ -82,7 +82,7 @@ class TlsFiles:
 
 def _no_password() -> str:
     """Without this, OpenSSL would prompt on the terminal."""
-    raise ConfigError("the TLS key has a password; write one without, readable by the server alone (--ssl-keyfile)")
+    raise ConfigError("the TLS key has a password; use one without, readable only by the server (--ssl-keyfile)")
 
 
 def _why(error: OSError) -> str:

@@ -38,7 +38,7 @@ class HealthRoute:
                 if not self._has_output_since(monotonic() - RECENT_S):
                     await self._probe()
         except TimeoutError:
-            raise _unhealthy(f"the engine gave no token within {LIMIT_S:g} s") from None
+            raise _unhealthy(f"the engine produced no token within {LIMIT_S:g} s") from None
         return json_reply({"status": "ok"})
 
     async def _probe(self) -> None:

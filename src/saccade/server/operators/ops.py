@@ -141,7 +141,7 @@ class OpsRoutes:
         except TimeoutError:
             raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=STATS_S) from None
         if not is_done:
-            text = "requests run or wait, and caches are emptied only when none does; try again"
+            text = "requests are running or waiting; caches can be emptied only when there are none; try again"
             raise HttpError(400, text, code="not_idle")
         return json_reply({"status": "flushed"})
 
@@ -182,7 +182,9 @@ class OpsRoutes:
 def _chosen(name: str | None, reports: Mapping[str, EngineReport]) -> EngineReport:
     if name is not None and name not in reports:
         known = ", ".join(reports)
-        raise RequestError(f"there is no engine {name[:60]!r}; there are {known}", param="engine", code="invalid_value")
+        raise RequestError(
+            f"there is no engine {name[:60]!r}; the engines are {known}", param="engine", code="invalid_value"
+        )
     return reports[name] if name is not None else next(iter(reports.values()))
 
 

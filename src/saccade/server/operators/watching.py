@@ -45,7 +45,9 @@ class WatchRoutes:
     async def start_profile(self, request: Request) -> Response:
         settings = self._service.settings
         if not settings.profile_folder:
-            raise HttpError(400, "profiles have no folder; start the server with --profile-folder", code="no_folder")
+            raise HttpError(
+                400, "there is no folder for profiles; start the server with --profile-folder", code="no_folder"
+            )
         async with _answered():
             await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
@@ -59,7 +61,7 @@ class WatchRoutes:
     def _one(self) -> WatchedEngine:
         engine = self._service.engine
         if not isinstance(engine, WatchedEngine):
-            text = "traces and profiles are of one engine, and this server has several; ask one that stands alone"
+            text = "traces and profiles need a server with a single engine; this one has several"
             raise HttpError(400, text, code="several_engines")
         return engine
 

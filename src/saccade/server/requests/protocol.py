@@ -33,7 +33,7 @@ MAX_BIASES = 4096  # a cheap early check; `request_params` has the real limit
 
 def _few_biases(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise PydanticCustomError("biases", "has {num} tokens, which are too many", {"num": len(value)})
+        raise PydanticCustomError("biases", "has too many tokens ({num})", {"num": len(value)})
     return value
 
 

@@ -43,7 +43,9 @@ def chat_params(
     fields = _common(request, settings, defaults)
     if calls is not None:
         if "grammar" in fields:
-            raise RequestError("a forced tool call leaves no room for other structure", param="tool_choice")
+            raise RequestError(
+                "a forced tool call cannot be combined with other structured output", param="tool_choice"
+            )
         fields["grammar"] = calls
     fields["max_tokens"] = longest
     _check_empty(request, longest, "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens")
@@ -104,7 +106,7 @@ def _shared_names(kind: type[BaseModel]) -> tuple[str, ...]:
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
     """Zero tokens make sense only to score the prompt; otherwise they are a mistake."""
     if longest == 0 and not is_scored and request.prompt_logprobs is None:
-        text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
+        text = f"{name} is 0; it must be at least 1 unless prompt_logprobs is set"
         raise RequestError(text, param=name, code="invalid_value")
 
 

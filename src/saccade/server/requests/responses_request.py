@@ -142,7 +142,7 @@ def _part(part: Any, at: str) -> dict[str, Any]:
 
 def _text_of(part: dict[str, Any], at: str) -> str:
     if part["type"] != "text":
-        raise wrong("a message of the assistant can have text only", at)
+        raise wrong("an assistant message can only have text", at)
     text: str = part["text"]
     return text
 
@@ -183,9 +183,7 @@ def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
     if isinstance(choice, dict):
         if choice.get("type") != "function":
             kind = shown(choice.get("type"))
-            raise unsupported(
-                f"one of type {kind} is not supported; use none, auto, required or a function", "tool_choice"
-            )
+            raise unsupported(f"type {kind} is not supported; use none, auto, required or a function", "tool_choice")
         choice = {"name": choice.get("name")}
     return {"tools": tools or None, "tool_choice": choice}
 
@@ -193,7 +191,7 @@ def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         kind = shown(tool.get("type"))
-        raise unsupported(f"a tool of type {kind} is not supported; only functions of your own are", at)
+        raise unsupported(f"a tool of type {kind} is not supported; only functions are", at)
     return {"type": "function", "function": {k: v for k, v in tool.items() if k in _FUNCTION and v is not None}}
 
 

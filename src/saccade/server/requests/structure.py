@@ -26,7 +26,9 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     asked = _asked(request)
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
-        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
+        raise RequestError(
+            f"{names} both ask for structured output; send one of them", param=asked[1][0], code="invalid_value"
+        )
     return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
 
 
@@ -93,5 +95,5 @@ def _grammar(name: str, kind: Any, value: Any) -> Grammar:
     try:
         return Grammar(kind, orjson.dumps(value).decode())
     except (TypeError, RecursionError):  # orjson's depth limit, or invalid Unicode
-        text = f"{name} is nested too deeply or holds broken text"
+        text = f"{name} is nested too deeply or has invalid text"
         raise RequestError(text, param=name, code="invalid_schema") from None

@@ -132,7 +132,7 @@ class RerankRoute(RankingRoute[RerankRequest]):
 
     def params(self, request: RerankRequest) -> SamplingParams:
         if request.top_n is not None and request.top_n < 1:
-            raise RequestError(f"top_n is {request.top_n}; at least 1 is needed", param="top_n", code="invalid_value")
+            raise RequestError(f"top_n is {request.top_n}; it must be at least 1", param="top_n", code="invalid_value")
         return super().params(request)
 
     def compared(self, request: RerankRequest) -> JudgedPairs:

@@ -74,7 +74,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
         unknown = {token for token in set(request.tokens) if tokenizer.token_text(token) is None}
         for i, token in enumerate(request.tokens if unknown else ()):
             if token in unknown:
-                text = f"tokens[{i}] is {token}, which is no token of the vocabulary"
+                text = f"tokens[{i}] is {token}, which is not in the vocabulary"
                 raise RequestError(text, param=f"tokens[{i}]", code="invalid_value")
         return SamplingParams()
 

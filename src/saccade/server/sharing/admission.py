@@ -12,7 +12,7 @@ from saccade.server.http_errors import HttpError
 from saccade.server.sharing.callers import Caller
 
 REMEMBERED, RECENT_S = 64, 120.0
-MOST_RETRY_S = 600.0
+MAX_RETRY_S = 600.0
 KEPT = 8  # one place in eight is reserved for callers with few requests, and one for requests without media
 SMALL_BYTES = 2**20  # an eighth of the memory is reserved for requests up to this size
 
@@ -171,9 +171,9 @@ class Admission:
         if self._is_taken(caller, self.pending, self.max_pending):
             raise self.refusal(f"{self.pending} requests are being prepared")
 
-    def refusal(self, met: str) -> CapacityError:
+    def refusal(self, reason: str) -> CapacityError:
         self.num_refused += 1
-        return CapacityError(f"{met}, which is the limit; try again later", retry_after_s=self.drained_s())
+        return CapacityError(f"{reason}, which is the limit; try again later", retry_after_s=self.drained_s())
 
     def drained_s(self) -> float:
         """How long until all requests that wait now have started, if requests end as fast as they did lately."""
@@ -184,7 +184,7 @@ class Admission:
         return self._bounded(self.pace.seconds_for(max(self.inside // max(caller.inside, 1), 1)))
 
     def _bounded(self, seconds: float | None) -> float:
-        return self._retry_after_s if seconds is None else min(max(seconds, self._retry_after_s), MOST_RETRY_S)
+        return self._retry_after_s if seconds is None else min(max(seconds, self._retry_after_s), MAX_RETRY_S)
 
     def _check_share(self, caller: Caller) -> None:
         most = max(1, int(caller.limits.queue_share * self.max_inside))

@@ -29,14 +29,14 @@ class Caller:
         """Raises if the caller may not send another request now. `wait_s` is how soon one of its own may end."""
         limits = self.limits
         if limits.max_requests and self.inside >= limits.max_requests:
-            met = f"{self.inside} requests of this caller are running and waiting"
-            raise _too_many(f"{met}; the limit is {limits.max_requests} (max_requests)", wait_s)
+            found = f"{self.inside} requests of this caller are running and waiting"
+            raise _too_many(f"{found}; the limit is {limits.max_requests} (max_requests)", wait_s)
         if limits.tokens_per_minute:
             self._refill()
             if self._tokens <= 0:
                 rate = limits.tokens_per_minute / 60
-                met = f"this caller took more than {limits.tokens_per_minute} tokens a minute"
-                raise _too_many(f"{met}, which is its limit (tokens_per_minute)", (1 - self._tokens) / rate)
+                found = f"this caller used more than {limits.tokens_per_minute} tokens a minute"
+                raise _too_many(f"{found}, which is its limit (tokens_per_minute)", (1 - self._tokens) / rate)
 
     def take(self, num_tokens: int) -> None:
         if self.limits.tokens_per_minute:
@@ -45,8 +45,8 @@ class Caller:
 
     def check_priority(self, priority: int) -> None:
         if priority < 0 and not self.limits.priority:
-            text = f"priority is {priority}; only callers that may come before others (priority: true in the file of "
-            text += "--limits, or --allow-priority for all) may set one below 0"
+            text = f"priority is {priority}; only callers with priority: true in the --limits file may set one below 0"
+            text += " (or all callers, with --allow-priority)"
             raise HttpError(403, text, code="priority_not_allowed", param="priority")
 
     def _refill(self) -> None:

@@ -29,10 +29,10 @@ class LoopWork:
         self._line.put(caller, (future, work))
         if not self._is_due:
             self._is_due = True
-            loop.call_soon(self._go_on, loop)
+            loop.call_soon(self._run_slice, loop)
         return await future
 
-    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_slice(self, loop: asyncio.AbstractEventLoop) -> None:
         end = monotonic() + self._slice_s
         try:
             while self._line:
@@ -42,7 +42,7 @@ class LoopWork:
         finally:
             self._is_due = bool(self._line)
             if self._is_due:
-                loop.call_soon(self._go_on, loop)
+                loop.call_soon(self._run_slice, loop)
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:

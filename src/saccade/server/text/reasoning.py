@@ -115,8 +115,8 @@ def _answer_lines(grammar: Grammar, *, is_calls: bool) -> list[str]:
         case "lark" if is_calls:
             return [gap + "calls", "calls: " + grammar.text.removeprefix("start: ")]
     raise RequestError(
-        "a grammar of one's own cannot be followed behind reasoning; "
-        "use json or regex, or switch thinking off where the model can (chat_template_kwargs)",
+        "a custom grammar cannot follow reasoning; "
+        "use json or regex, or turn thinking off if the model allows it (chat_template_kwargs)",
         param="structured_outputs.grammar",
         code="unsupported_parameter",
     )

@@ -72,7 +72,7 @@ class ToolParser(ABC):
     ) -> None:
         self.num_calls = 0  # reported so far
         self._is_parallel, self._is_streamed, self._new_id = is_parallel, is_streamed, new_id
-        self._is_told = False  # whether the current call is reported
+        self._is_reported = False  # whether the current call is reported
         self._arguments: OpenArguments | None = None  # of the call being streamed
         self._held = ""
 
@@ -120,17 +120,17 @@ class ToolParser(ABC):
         self._end(events)
 
     def _begin(self, name: str, events: list[ToolEvent]) -> None:
-        self._is_told = self._is_parallel or not self.num_calls
-        if self._is_told:
+        self._is_reported = self._is_parallel or not self.num_calls
+        if self._is_reported:
             events.append(CallBegin(self.num_calls, self._new_id(), name))
             self.num_calls += 1
 
     def _grow(self, text: str, events: list[ToolEvent]) -> None:
-        if text and self._is_told:
+        if text and self._is_reported:
             events.append(CallArguments(self.num_calls - 1, text))
 
     def _end(self, events: list[ToolEvent]) -> None:
-        if self._is_told:
+        if self._is_reported:
             events.append(CallEnd(self.num_calls - 1))
 
 

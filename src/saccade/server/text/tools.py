@@ -26,7 +26,7 @@ def check_tools(tools: Any) -> None:
         raise _wrong(f"tools must be a list of 1 to {MAX_TOOLS} functions", "tools")
     names = [_check_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     if len(set(names)) < len(names):
-        raise _wrong("tools must have names that differ", "tools")
+        raise _wrong("tools must have different names", "tools")
 
 
 def tool_grammar(
