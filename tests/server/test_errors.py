@@ -195,12 +195,12 @@ def test_routes_and_models_that_do_not_exist_name_themselves_and_those_that_do(e
         assert "no route /v1/embedings;" in text and "/v1/chat/completions" in text and "/health" in text
         wrong = await caller.get(CHAT)
         assert wrong.status == 405 and wrong.headers["allow"] == "POST"
-        assert f"{CHAT} does not take GET; it takes POST" in wrong.json["error"]["message"]
+        assert f"the route {CHAT} takes POST, not GET" in wrong.json["error"]["message"]
         model = await caller.post(CHAT, {"model": "three", "messages": [{"role": "user", "content": "hi"}]})
         assert model.status == 404 and model.json["error"]["code"] == "model_not_found"
-        assert model.json["error"]["message"] == "the model three is not served here; served are one, two"
+        assert model.json["error"]["message"] == "the model three is not served here; the server has one, two"
         for odd in ("/" + "a" * 1000, "/\x1b[31m", "/\u202e"):
             text = (await caller.get(odd)).json["error"]["message"]
-            assert text.startswith("there is no route that was asked for;"), text
+            assert text.startswith("there is no route with this name;"), text
 
     asyncio.run(run())

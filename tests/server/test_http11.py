@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from saccade.server.app import build_app
-from saccade.server.http.http11 import MOST_PIPELINED, RESERVED, BoundedProtocol
+from saccade.server.http.http11 import MAX_PIPELINED, RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 
@@ -258,7 +258,7 @@ def test_a_read_of_many_small_things_ends_early(
     head, _, body = found.rpartition(b"HTTP/1.1 ")
     assert code in body and num_calls <= 2049 and service.is_idle
     if code == b"too_many_pipelined":
-        assert head.count(OK) == head.count(b"HTTP/1.1 ") == MOST_PIPELINED + 1 and num_calls < 100
+        assert head.count(OK) == head.count(b"HTTP/1.1 ") == MAX_PIPELINED + 1 and num_calls < 100
 
 
 def test_usual_chunks_are_taken_however_small(scripted: Scripted) -> None:

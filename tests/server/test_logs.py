@@ -66,8 +66,8 @@ def test_what_went_wrong_inside_comes_with_its_traceback(capsys: pytest.CaptureF
     [
         RequestError("the body is not valid JSON", code="invalid_json"),
         RequestError("the body has more than 5 values", status=413),
-        HttpError(403, "a web page of another origin sent this", code="origin_not_allowed"),
-        HttpError(429, "this caller took more than 5 tokens a minute", retry_after_s=1),
+        HttpError(403, "this request came from a web page of another origin", code="origin_not_allowed"),
+        HttpError(429, "this caller used more than 5 tokens a minute", retry_after_s=1),
         TimeoutError(),
     ],
 )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from saccade.server.http.json_body import size_beside_urls
+from saccade.server.http.json_body import size_without_urls
 from saccade.server.requests import intake
-from saccade.server.requests.intake import MOST_LOOP_BYTES, SHORT_BYTES
+from saccade.server.requests.intake import MAX_LOOP_BYTES, SHORT_BYTES
 from saccade.server.routes.chat import ChatRoute
 from saccade.server.routes.completions import CompletionRoute
 from saccade.server.routes.generate import GenerateRoute
@@ -185,7 +185,7 @@ def test_the_loop_reads_what_is_short_but_for_its_images(
     found: list[bool] = []
     monkeypatch.setattr(ChatRoute, "read", _noting(ChatRoute.read, found))
     image = image_part(encoded(picture(size=(250, 250))))
-    assert SHORT_BYTES < len(str(image)) < MOST_LOOP_BYTES < 3 * len(str(image))
+    assert SHORT_BYTES < len(str(image)) < MAX_LOOP_BYTES < 3 * len(str(image))
 
     async def run() -> None:
         assert (await caller.post(CHAT, {"messages": asked(image)})).status == 200
@@ -210,7 +210,7 @@ def test_the_loop_reads_what_is_short_but_for_its_images(
 )
 def test_images_do_not_count_for_the_size_of_a_body(body: str, beside: str) -> None:
     url = "A" * 100_000
-    assert size_beside_urls(body.replace("URL", url).encode()) == len(beside.replace("URL", url))
+    assert size_without_urls(body.replace("URL", url).encode()) == len(beside.replace("URL", url))
 
 
 @pytest.fixture

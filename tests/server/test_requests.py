@@ -141,7 +141,7 @@ def test_completions_have_their_own_defaults() -> None:
     scored = params(echo=True, max_tokens=0, logprobs=2)
     assert (scored.max_tokens, scored.logprobs, scored.prompt_logprobs) == (0, 2, 2)
     assert params(prompt_logprobs=1, max_tokens=0).max_tokens == 0
-    with pytest.raises(RequestError, match="max_tokens is 0; it must be at least 1, or prompt_logprobs be asked for"):
+    with pytest.raises(RequestError, match="max_tokens is 0; it must be at least 1 unless prompt_logprobs is set"):
         params(max_tokens=0)
     for prompt in ([1, -1], [2**31], [[1], ["a"]], 5, None, [1.5], {"a": 1}):
         with pytest.raises(RequestError):

@@ -10,7 +10,7 @@ import pytest
 
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.server.response_store import NOTHING_SAID, ResponseStore
+from saccade.server.response_store import EMPTY_CONVERSATION, ResponseStore
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.pictures import data_url, encoded, picture
@@ -267,7 +267,7 @@ def test_conversations_of_requests_with_one_id_do_not_mix(serve: Serve) -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    store, one = ResponseStore(10_000), NOTHING_SAID.then(["x" * 3000])
+    store, one = ResponseStore(10_000), EMPTY_CONVERSATION.then(["x" * 3000])
     for name in ("a", "b"):
         store.begin("me", name, one)
         assert store.get("me", name) is None, "it runs"
@@ -277,7 +277,7 @@ def test_the_store_is_bounded() -> None:
     store.finish("me", "c", [])
     assert [store.get("me", name) is not None for name in "abc"] == [True, False, True]
     assert store.num_bytes == 2 * one.num_bytes <= 10_000
-    store.begin("me", "large", NOTHING_SAID.then(["x" * 20_000]))
+    store.begin("me", "large", EMPTY_CONVERSATION.then(["x" * 20_000]))
     store.finish("me", "large", [])
     assert store.get("me", "large") is None and store.get("me", "a") == one, "it makes no room for what cannot fit"
     store.begin("me", "grows", one)
@@ -287,15 +287,15 @@ def test_the_store_is_bounded() -> None:
 
 def test_only_what_runs_is_dropped() -> None:
     store = ResponseStore(10_000)
-    store.begin("me", "a", NOTHING_SAID)
+    store.begin("me", "a", EMPTY_CONVERSATION)
     store.finish("me", "a", ["x"])
     store.drop("me", "a")
-    assert store.get("me", "a") == NOTHING_SAID.then(["x"])
-    store.begin("me", "b", NOTHING_SAID)
+    assert store.get("me", "a") == EMPTY_CONVERSATION.then(["x"])
+    store.begin("me", "b", EMPTY_CONVERSATION)
     store.drop("me", "b")
     store.finish("me", "b", [])
     assert store.get("me", "b") is None
-    store.begin("me", "a", NOTHING_SAID)
+    store.begin("me", "a", EMPTY_CONVERSATION)
     store.drop("me", "a")
     assert store.num_bytes == 0
 

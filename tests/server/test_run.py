@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from saccade.server.front_end import doors, serve
+from saccade.server.front_end import listeners, serve
 from saccade.server.lifecycle import Stages
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.messages import Stage
@@ -45,7 +45,7 @@ def test_many_connections_at_once_are_let_in_within_a_few_turns_of_the_loop() ->
                 if len(seen) == num:
                     is_full.set()
 
-        servers = [await loop.create_server(Noting, sock=door) for door in doors(listener)]
+        servers = [await loop.create_server(Noting, sock=one) for one in listeners(listener)]
         while not is_full.is_set():
             turns += 1
             await asyncio.sleep(0)

@@ -65,8 +65,8 @@ def build_app(service: Service) -> Starlette:
 
 
 class AdmissionMiddleware:
-    """Gives every request an id, checks its key, where it comes from and its header size, and turns errors into replies
-    in one place. Paths come from the scope: no header influences who may call what."""
+    """Gives every request an id, checks its key, origin and header size, and turns errors into replies in one place.
+    Paths come from the scope, so no header influences who may call what."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
 
 
 def _route_refuser(known: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Answers where the router found nothing: with the routes or methods that there are."""
+    """The handler of 404 and 405 errors; its replies list the routes or methods that exist."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         exchange = HttpExchange.of(request)

@@ -1,4 +1,4 @@
-"""`saccade serve`: one process for HTTP, with the engine's beside it."""
+"""`saccade serve`: the process that speaks HTTP and starts the engine's process."""
 
 import asyncio
 import gc
@@ -36,8 +36,8 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after all replies
 BACKLOG = 2048
-DOORS = 16
-MOST_CONNECTIONS, SPARE_FILES = 16384, 256
+NUM_LISTENERS = 16
+MAX_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ def serve(
     media: MediaSettings | None = None,
     spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal, taking over a `spare` worker; returns the exit code. A second signal does not wait."""
+    """Serves until a signal arrives and returns the exit code; a second signal skips the drain. `spare` is a worker
+    process that was started ahead of time."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
@@ -74,7 +75,7 @@ def serve(
 
 
 class _Front:
-    """The front end's process: answers at once, accepts requests when the engine is ready."""
+    """The front end: answers HTTP at once, and accepts requests when the engine is ready."""
 
     def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
@@ -89,7 +90,7 @@ class _Front:
         return uvicorn.Config(
             build_app(self._service),
             http=BoundedProtocol.limited(
-                settings.max_header_bytes, settings.body_timeout_s, _most_connections(settings)
+                settings.max_header_bytes, settings.body_timeout_s, _max_connections(settings)
             ),
             loop="auto",
             ws="none",
@@ -108,27 +109,27 @@ class _Front:
     async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
         http = _HttpServer(config)
         if not self._settings.is_local and not self._service.callers.keys:
-            who = f"everybody who reaches {self._settings.host}"
-            self._say(f"warning: {who} may use this server; set a key (--api-key)")
+            who = f"anyone who can reach {self._settings.host}"
+            self._say(f"warning: {who} can use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")
-        serving = asyncio.create_task(http.serve(sockets=doors(listener)))
+        serving = asyncio.create_task(http.serve(sockets=listeners(listener)))
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
-        outlived = asyncio.create_task(self._outlive())
+        engine_ended = asyncio.create_task(self._watch_engine())
         refreshing, reporting = asyncio.create_task(self._refresh_tls()), asyncio.create_task(self._report())
         returning = asyncio.create_task(self._return_memory())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                await asyncio.wait({outlived, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({engine_ended, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             self._say("shutting down")
             return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            beside = (starting, stopped, outlived, refreshing, reporting, returning)
-            for task in beside:
+            background = (starting, stopped, engine_ended, refreshing, reporting, returning)
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
             await drain(self._service, self._engine, http.hurry)
             http.should_exit = True
             await serving
@@ -142,7 +143,7 @@ class _Front:
             self._service.fail()
             raise
         gc.collect()
-        gc.freeze()  # looking through all that stays would hold the event loop for a tenth of a second and more
+        gc.freeze()  # scanning the long-lived objects would block the event loop for 0.1 s or more
         self._started.set()
         if self._settings.data_parallel_size > 1:
             self._say(f"{self._settings.data_parallel_size} replicas; routing: {self._settings.routing}")
@@ -164,20 +165,20 @@ class _Front:
         await self._started.wait()
         await FreedMemory(self._service.admission).run()
 
-    async def _outlive(self) -> None:
-        """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""
+    async def _watch_engine(self) -> None:
+        """Returns `dead_engine_s` after the engine died for good, so that clients and probes can learn why."""
         await self._started.wait()
         back_off, is_alive = BackOff(), True
         while is_alive:
-            assert self._engine is not None, "it was started"
+            assert self._engine is not None, "the engine was started"
             reason = await self._engine.wait_dead()
-            _log.error("%s; /health says so, and requests are refused", reason)
+            _log.error("%s; /health reports it, and requests are refused", reason)
             is_alive = self._settings.restart_engine and await self._revive(back_off)
         self._engine_died = True
         await asyncio.sleep(self._settings.dead_engine_s or math.inf)
 
     async def _revive(self, back_off: BackOff) -> bool:
-        assert self._engine is not None, "it died"
+        assert self._engine is not None, "only an engine that was started can die"
         back_off.note_death()
         self._service.revive()
         await self._engine.aclose()
@@ -185,21 +186,21 @@ class _Front:
         if found is None:
             return False
         self._engine = found
-        self._say("the engine runs again")
+        self._say("the engine is running again")
         return True
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
 
-def doors(listener: socket.socket) -> list[socket.socket]:
-    """The listening socket several times. uvloop accepts one connection for each in a turn of its loop, which is long
-    while many bodies arrive: with one, a probe would wait for as many turns as there are connections before it."""
-    return [listener, *(listener.dup() for _ in range(DOORS - 1))]
+def listeners(listener: socket.socket) -> list[socket.socket]:
+    """The listening socket and duplicates of it. In one turn of its loop uvloop accepts one connection per socket, and
+    turns are long while many bodies arrive: with one socket, a probe would wait a turn for each connection ahead."""
+    return [listener, *(listener.dup() for _ in range(NUM_LISTENERS - 1))]
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`: while a terminal shows start-up progress, that is not the plain stream."""
+    """Writes to the current `sys.stderr`, which is not the plain stream while a terminal shows start-up progress."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -207,7 +208,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr() -> None:
-    """The server's log: plain lines, written on the event loop, so each must cost only microseconds."""
+    """Sets up the log: plain lines, written on the event loop, so each may take only microseconds."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for name, level in _LOG_LEVELS:
@@ -217,7 +218,7 @@ def log_to_stderr() -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn with our signal handling: the first drains, the second hurries, and no signal sets the exit code."""
+    """uvicorn with our signal handling: the first signal drains, the second hurries, and neither sets the exit code."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -240,11 +241,12 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
                 Path(settings.uds).unlink(missing_ok=True)
 
 
-def _most_connections(settings: ServerSettings) -> int:
-    """The limit that is set, or one that leaves files for everything else this process opens."""
+def _max_connections(settings: ServerSettings) -> int:
+    """The limit from the settings, or one that leaves enough files for everything else this process opens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.max_connections or MOST_CONNECTIONS
-    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:  # shells allow 1024, and the system far more
+    wanted = settings.max_connections or MAX_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:
+        # Shells often set 1024 where the system allows far more.
         soft = wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(wanted + SPARE_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     most = wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft - SPARE_FILES, soft // 2))
@@ -260,7 +262,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)  # servers that only bind can share a port; listening makes it fail here
+        listener.listen(BACKLOG)  # two servers can bind one port; only listen() fails if it is taken
     except OSError as error:
         listener.close()
         where = f"{settings.host}:{settings.port}"

@@ -1,7 +1,6 @@
-"""Error replies: OpenAI's nested envelope with fixed texts. All texts are this project's own; what another library says
-about a request goes to the log, not to clients. Two exceptions concern only what clients wrote themselves: one bounded,
-printable line of llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see
-`reading`)."""
+"""Error replies: OpenAI's nested envelope with fixed texts of our own. What another library says about a request goes
+to the log, not to the client. Two exceptions concern only what the client wrote: one bounded, printable line from
+llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`)."""
 
 import logging
 import math
@@ -24,11 +23,11 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
-MAX_SHOWN = 128  # characters of a name that a client made up
+MAX_SHOWN = 128  # longest client-supplied name that is echoed
 
 
 class HttpError(SaccadeError):
-    """`should_retry` False tells clients that the same request will fail again."""
+    """`should_retry=False` tells clients that the same request will fail again."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class HttpError(SaccadeError):
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the reply any more."""
+    """The client is gone; nobody waits for the reply."""
 
 
 def starting() -> HttpError:
@@ -75,7 +74,7 @@ def draining() -> HttpError:
 
 
 def engine_dead(reason: str = "") -> HttpError:
-    text = reason or "the engine is gone; the server must be started again"
+    text = reason or "the engine died; the server must be restarted"
     return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
@@ -85,30 +84,30 @@ def engine_restarting() -> HttpError:
 
 
 def too_late() -> HttpError:
-    return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
+    return HttpError(408, "the request's deadline has passed", code="deadline_exceeded", should_retry=False)
 
 
 def no_route(path: str, known: Sequence[str]) -> HttpError:
-    text = f"there is no route {quoted(path)}; those that exist are {', '.join(known)}"
+    text = f"there is no route {quoted(path)}; the routes are {', '.join(known)}"
     return HttpError(404, text, code="unknown_route")
 
 
 def no_method(method: str, path: str, allowed: str) -> HttpError:
-    return HttpError(405, f"{quoted(path)} does not take {quoted(method)}; it takes {allowed}", code="unknown_route")
+    return HttpError(405, f"the route {quoted(path)} takes {allowed}, not {quoted(method)}", code="unknown_route")
 
 
 def no_model(name: str, known: Sequence[str]) -> HttpError:
-    text = f"the model {quoted(name)} is not served here; served are {', '.join(known)}"
+    text = f"the model {quoted(name)} is not served here; the server has {', '.join(known)}"
     return HttpError(404, text, code="model_not_found", param="model")
 
 
 def quoted(name: str) -> str:
-    """A name that a client made up, if it is short and fit to be shown."""
-    return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "that was asked for"
+    """A client-supplied name, if it is short and printable."""
+    return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "with this name"
 
 
 def aborted() -> HttpError:
-    return HttpError(500, "the request was ended by an administrator", code="aborted", should_retry=False)
+    return HttpError(500, "the request was aborted by an administrator", code="aborted", should_retry=False)
 
 
 def to_http(error: BaseException, request_id: str) -> HttpError:
@@ -128,12 +127,12 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
         case ConfigError():  # the checkpoint lacks what the request needs
             return HttpError(400, str(error), code="unsupported")
         case _:
-            text = f"something went wrong inside the server; its log has more under request {request_id}"
+            text = f"something went wrong inside the server; its log has details under request {request_id}"
             return HttpError(500, text, code="internal_error", should_retry=False)
 
 
 def explain(error: Exception, request_id: str) -> HttpError:
-    """What a client may know; the rest goes to the log."""
+    """The error to send to the client; details go to the log."""
     found = to_http(error, request_id)
     if found.status >= 500 and not isinstance(error, HttpError):
         level = logging.WARNING if isinstance(error, CapacityError) else logging.ERROR

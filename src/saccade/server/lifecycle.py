@@ -30,7 +30,7 @@ from saccade.wire.messages import Stage
 
 POLL_S = 0.02
 COUNTED_BYTES = 10**6  # larger totals are bytes
-END_S = 10.0  # to write the replies of aborted requests
+END_S = 10.0  # for writing the replies of aborted requests
 
 Say = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """What the front end reads of a checkpoint."""
+    """What the front end reads from a checkpoint."""
 
     folder: Path
     processor: Processor
@@ -80,11 +80,11 @@ class PreparedModel:
 
 
 async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
-    """The engine, open for requests. Raises the ConfigError of a wrong model or setting."""
+    """Starts the engine and opens the service for requests. Raises ConfigError for a wrong model or setting."""
     found = await prepare(service, plan, stages)
     stages.enter("starting the engine")
-    launch = replace(plan, model=str(found.folder), engine=replace(plan.engine, revision=""))  # it is that revision
-    warming = asyncio.create_task(asyncio.to_thread(found.processor.tokenizer.warm_up))  # meanwhile
+    launch = replace(plan, model=str(found.folder), engine=replace(plan.engine, revision=""))  # the folder has it
+    warming = asyncio.create_task(asyncio.to_thread(found.processor.tokenizer.warm_up))  # while the engine starts
     engine = await _start_engines(launch, found.processor, service.settings, stages)
     await asyncio.wait({warming})
     stages.enter("")
@@ -119,7 +119,7 @@ async def open_service(service: Service, plan: Launch, found: PreparedModel, eng
 
 
 async def _start_engines(plan: Launch, processor: Processor, server: ServerSettings, stages: Stages) -> ServedEngine:
-    """One engine, or as many as --data-parallel-size says, all started at the same time."""
+    """Starts one engine, or --data-parallel-size of them at the same time."""
     count, num_ready = server.data_parallel_size, 0
     devices = devices_of(plan.engine.device, count, plan.engine.tensor_parallel_size)
 
@@ -131,7 +131,7 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
             plan.limits,
             processor=processor,
             report=stages.note if place == 0 else lambda stage: None,
-            spare=spares.pop() if spares else None,  # a worker that was started before, the first time
+            spare=spares.pop() if spares else None,  # a replica that restarts has none left
         )
         num_ready += 1
         if num_ready < count:
@@ -148,7 +148,7 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
 
 
 async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Stages) -> ServedEngine | None:
-    """Another engine, open for requests; None if it will not start. Its predecessor was closed."""
+    """Starts a new engine in place of a closed one and opens the service for requests; None if it will not start."""
     while (delay_s := back_off.next_delay_s()) is not None:
         await asyncio.sleep(delay_s)
         try:
@@ -163,8 +163,8 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
 
 
 async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> None:
-    """Refuses new requests; waits until those inside have ended, time is up or `hurry` is set; ends the engine, and
-    waits until the aborted ones have their replies."""
+    """Refuses new requests and waits until the others have ended, time is up or `hurry` is set. Then ends the engine,
+    and waits until aborted requests have their replies."""
     service.drain()
     await _until_idle(service, service.settings.shutdown_timeout_s, hurry)
     if engine is not None:

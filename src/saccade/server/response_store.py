@@ -1,19 +1,19 @@
-"""Conversations that later requests can go on with, by the id of their last response. They are held in memory, within a
-number of bytes; the ones that were used least recently go first."""
+"""Conversations that later requests can continue, by the id of their last response. They are kept in memory up to a
+limit in bytes; the least recently used are evicted first."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-VALUE_BYTES = 64  # about what a value takes beside its text
+VALUE_BYTES = 64  # rough overhead of a value, on top of its text
 ENTRY_BYTES = 1024
 Key = tuple[str, str]  # caller, id of the response
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """Items of inputs and outputs, in order. They are shared, and never changed."""
+    """Input and output items in order. Conversations share items, so these are never changed."""
 
     items: tuple[Any, ...]
     num_bytes: int
@@ -22,13 +22,13 @@ class StoredConversation:
         return StoredConversation((*self.items, *items), self.num_bytes + sum(map(size_of, items)))
 
 
-NOTHING_SAID = StoredConversation((), ENTRY_BYTES)
+EMPTY_CONVERSATION = StoredConversation((), ENTRY_BYTES)
 
 
 class ResponseStore:
-    """Callers find only what is their own. What running requests were asked is here, too, so that it counts: `begin`
-    holds it, `finish` makes it a conversation that can go on, `drop` ends what came to nothing. Requests are read in
-    threads, so there is a lock."""
+    """Callers see only their own conversations. The inputs of running requests are stored too, so that their bytes
+    count: `begin` adds them, `finish` makes them a conversation that can be continued, `drop` removes those of failed
+    requests. The lock is needed because requests are read in threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -60,13 +60,13 @@ class ResponseStore:
                 self._put(key, self._found[key].then(output), is_running=False)
 
     def drop(self, caller: str, response_id: str) -> None:
-        """Forgets it if it is still running."""
+        """Removes the conversation of a request that has not finished."""
         with self._lock:
             if (caller, response_id) in self._running:
                 self._remove((caller, response_id))
 
     def _put(self, key: Key, conversation: StoredConversation, *, is_running: bool) -> None:
-        """Keeps it, unless it alone is more than all may be."""
+        """Stores a conversation, unless it alone exceeds the limit."""
         self._remove(key)
         if conversation.num_bytes > self._max_bytes:
             return
@@ -84,7 +84,7 @@ class ResponseStore:
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes a JSON value takes. Bodies are not nested deeply, so this may call itself."""
+    """Roughly how many bytes a JSON value takes. Recursion is safe: the depth of bodies is limited."""
     match value:
         case str():
             return VALUE_BYTES + len(value)

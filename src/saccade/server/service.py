@@ -31,9 +31,9 @@ from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
 
-Sign = Callable[[], str]  # what is saturated, or nothing
+Sign = Callable[[], str]  # returns what is saturated, or an empty string
 
-SATURATED_S = 5.0  # that a request waits to be prepared
+SATURATED_S = 5.0  # a queue is saturated if its first entry has waited longer
 ANY_MODEL = "auto"
 
 
@@ -60,7 +60,7 @@ class Service:
         file = read_limits(settings.limits, allow_priority=settings.allow_priority)
         self.callers = Callers(file, settings.api_key)
         self.admission = Admission(
-            max_inside=limits.max_queued_requests,  # until the engine says how many more run
+            max_inside=limits.max_queued_requests,  # raised when the engine reports how many run at once
             max_reading=settings.max_reading_requests,
             max_pending=settings.max_pending_requests,
             max_pending_bytes=settings.max_pending_bytes,
@@ -78,7 +78,7 @@ class Service:
         self.embedding = EmbeddingSettings()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
-        self._revival = ""  # why the engine is started again
+        self._revival = ""  # why the engine is being restarted
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
@@ -106,8 +106,8 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        """What is wrong with a server that goes on. `signs` are asked every time: whoever has a queue adds one, which
-        returns a sentence while the queue is saturated."""
+        """What is wrong with a server that still works. `signs` are called every time; whoever owns a queue adds one,
+        which returns a sentence while the queue is saturated."""
         found = [f"{self._revival}; it is being started again"] if self._revival else []
         found += [] if self._engine is None else self._engine.degraded
         return found + [text for sign in self.signs if (text := sign())]
@@ -128,7 +128,7 @@ class Service:
 
     @property
     def death(self) -> str:
-        """Which rank's loss killed the engine; empty if it lives, never started, or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it is alive, never started, or died of something else."""
         return "" if self._engine is None else self._engine.death
 
     def check_open(self) -> None:
@@ -143,8 +143,8 @@ class Service:
 
     @property
     def max_sequences(self) -> int:
-        """Outputs of one request: more than can run and wait together could never be accepted."""
-        return min(self.settings.max_prompts, _most_inside(self.engine.limits))
+        """Most outputs of one request: more than can run and wait together could never be accepted."""
+        return min(self.settings.max_prompts, _max_inside(self.engine.limits))
 
     def open(
         self,
@@ -154,11 +154,11 @@ class Service:
         *,
         configuration: bytes = b"",
     ) -> None:
-        """The engine is ready: accept requests. `configuration` is everything that answers depend on except the
+        """Starts to accept requests. `configuration` is everything that answers depend on except the
         weights; its hash is in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
-        self.admission.max_inside = _most_inside(engine.limits)
+        self.admission.max_inside = _max_inside(engine.limits)
         self.admission.max_running = engine.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
@@ -168,13 +168,13 @@ class Service:
             self._phase = ServerPhase.READY
 
     def revive(self) -> None:
-        """The engine died and is started again: until then requests are refused, and the server is degraded."""
+        """The engine died and is being restarted: until then requests are refused, and the server is degraded."""
         if self._phase is ServerPhase.READY:
             self._revival = self.death or "the engine died"
             self._phase, self._engine = ServerPhase.STARTING, None
 
     def lost(self, error: EngineDeadError) -> HttpError:
-        """What a request is told whose engine died."""
+        """The error for a request whose engine died."""
         if self.phase is ServerPhase.DRAINING:
             return draining()
         is_restarted = self.is_replicated or self.settings.restart_engine
@@ -184,7 +184,7 @@ class Service:
         self._phase, self._revival = ServerPhase.DEAD, ""
 
     def drain(self) -> None:
-        """Refuse new requests; those inside continue."""
+        """Refuses new requests; those inside continue."""
         self._phase = ServerPhase.DRAINING
 
     async def aclose(self) -> None:
@@ -208,7 +208,7 @@ class Service:
 
     @contextmanager
     def enlisted(self, public_id: str, prepared: PreparedRequest | None = None) -> Iterator[str]:
-        """A unique id for the engine. Clients may reuse theirs. `prepared` is for traces."""
+        """Yields a unique id for the engine, because clients may reuse theirs. `prepared` is for traces."""
         engine_id = f"{next(self._serials)}"
         if prepared is not None:
             self.traced.begin(engine_id, prepared)
@@ -223,7 +223,7 @@ class Service:
                 self._running.pop(public_id, None)
 
     def abort(self, public_id: str | None) -> int:
-        """Ends a request, or all of them; returns how many engine requests that were."""
+        """Aborts a request, or all of them if None; returns how many engine requests that were."""
         chosen = list(self._running.values()) if public_id is None else [self._running.get(public_id, set())]
         ids = [engine_id for group in chosen for engine_id in group]
         for engine_id in ids:
@@ -235,6 +235,6 @@ class Service:
         return self.admission.inside == 0
 
 
-def _most_inside(limits: SchedulerSettings) -> int:
-    """Requests that run and wait together. Needs the engine's limits: a command line's may be unresolved."""
+def _max_inside(limits: SchedulerSettings) -> int:
+    """Requests that may run and wait together. Takes the engine's limits: the command line's may be unresolved."""
     return limits.max_num_seqs + limits.max_queued_requests

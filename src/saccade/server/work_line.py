@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkTotals:
-    """Numbers that only grow, of all engines."""
+    """Counters, summed over all engines."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -29,12 +29,12 @@ class WorkTotals:
     padded_rows: int = 0
 
     def since(self, before: "WorkTotals") -> "WorkTotals":
-        """An engine that was started again counts from 0."""
+        """At least 0 each: a restarted engine counts from 0 again."""
         return WorkTotals(*(max(getattr(self, name) - getattr(before, name), 0) for name in self.__slots__))
 
 
 class WorkLine:
-    """Counts seconds in which requests were inside, and writes a line when ten have passed."""
+    """Counts the seconds in which the server had requests, and logs a line after every ten of them."""
 
     def __init__(self, service: Service, say: Callable[[str], None] = _log.info) -> None:
         self._service, self._say = service, say
@@ -51,7 +51,7 @@ class WorkLine:
             last = now
 
     async def note(self, seconds: float) -> None:
-        """`seconds` have passed."""
+        """Called when `seconds` have passed since the last call."""
         metrics = self._service.metrics
         tokens = (metrics.num_prompt_tokens, metrics.num_output_tokens)
         if self._service.admission.inside or tokens != self._tokens:
@@ -62,7 +62,7 @@ class WorkLine:
         try:
             async with asyncio.timeout(ANSWER_S):
                 reports = await self._service.engine.reports()
-        except (SaccadeError, TimeoutError):  # it starts, is gone, or makes one long step: say it later
+        except (SaccadeError, TimeoutError):  # starting, dead, or busy with a long step: report later
             return
         stats = [report.stats for report in reports.values()]
         totals, now = _totals(*tokens, stats), sum_of([one.scheduler for one in stats])

@@ -1,1 +1,1 @@
-"""Figures of the front end: metrics, spans, load, traces."""
+"""What the front end measures: metrics, spans, load, traces."""

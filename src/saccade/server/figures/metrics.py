@@ -1,5 +1,5 @@
-"""Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every figure is stored once
-under a plain name; a scrape writes it with the prefixes of the chosen style, as OpenMetrics or as Prometheus text."""
+"""Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every metric is stored once
+under a plain name. A scrape adds the prefixes of the chosen style, and writes OpenMetrics or Prometheus text."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ _COUNTS = (1, 2, 5, 10, 20, 50, 100)
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("time to the first token", _TTFT),
     "inter_token_latency_seconds": ("time between two tokens", _GAP),
-    "request_time_per_output_token_seconds": ("time per output token behind the first, by request", _GAP),
+    "request_time_per_output_token_seconds": ("time per output token after the first, by request", _GAP),
     "e2e_request_latency_seconds": ("time of a whole request", _SPAN),
     "request_queue_time_seconds": ("time in the engine's queue", _SPAN),
     "request_inference_time_seconds": ("time from the first step to the last token", _SPAN),
@@ -48,9 +48,9 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_decode_time_seconds": ("time from the first to the last token", _SPAN),
     "request_prompt_tokens": ("prompt tokens of a request", _TOKENS),
     "request_generation_tokens": ("output tokens of a request", _TOKENS),
-    "request_max_num_generation_tokens": ("most output tokens of one output", _TOKENS),
-    "request_params_n": ("outputs asked for", _COUNTS),
-    "request_params_max_tokens": ("output tokens asked for", _TOKENS),
+    "request_max_num_generation_tokens": ("tokens of the longest output of a request", _TOKENS),
+    "request_params_n": ("outputs per request (n)", _COUNTS),
+    "request_params_max_tokens": ("max_tokens of a request", _TOKENS),
 }
 _SGLANG = {
     "num_requests_running": "num_running_reqs",
@@ -65,13 +65,13 @@ _PREFIXES = {"own": (PREFIX, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",
 class Facts:
     """What the front end knows at a scrape."""
 
-    engines: Mapping[str, EngineReport]  # by name; none if no engine answers
+    engines: Mapping[str, EngineReport]  # by name; empty if no engine answers
     num_pending: int
     num_refused: int
     time_to_ready_s: float | None
     is_ready: bool
     is_replicated: bool = False
-    media_jobs: JobStats | None = None  # None: no media are decoded
+    media_jobs: JobStats | None = None  # None if no media are decoded
 
 
 class Metrics:
@@ -101,7 +101,7 @@ class Metrics:
         self._histograms["inter_token_latency_seconds"].note(seconds)
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
-        """Counted as they come: otherwise rates would jump when a long request ends."""
+        """Counts tokens as they arrive; otherwise rates would jump when a long request ends."""
         self.num_prompt_tokens += prompt
         self.num_output_tokens += output
 
@@ -116,7 +116,7 @@ class Metrics:
         first_s: float | None,
         timings: Mapping[str, float],
     ) -> None:
-        """A request has ended. Times are in seconds; None or missing if it did not get that far."""
+        """A request has ended. A time is None or missing if the request did not get that far."""
         self._ended.update(finish_reasons)
         longest = max(num_output_tokens, default=0)
         observed: dict[str, float] = {
@@ -141,11 +141,11 @@ class Metrics:
             self._histograms[name].note(value)
 
     def scrape(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
-        """All metrics and their content type. The two formats name counters differently, so what a client parses as
-        OpenMetrics must be written as that."""
+        """All metrics and their content type. The two formats name counters differently, so the reply must be in the
+        one that the client parses."""
         found = _Scrape([*self._styled(facts), *self._own(facts)])
         if prefers_openmetrics(accept):
-            # Its other escapings turn the colon of a name into an underscore, and only in samples.
+            # Other escapings turn the colon in a name into an underscore, but only in samples.
             text = openmetrics.generate_latest(found, escaping=openmetrics.ALLOWUTF8)
             return text, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
         return generate_latest(found), f"{TEXT_TYPE}; version=0.0.4; charset=utf-8"
@@ -165,13 +165,13 @@ class Metrics:
         for name, engine in facts.engines.items():
             labels = {**self._labels, "engine": name}
             figures += [replace(one, labels=labels) for one in scheduler_metrics(engine.stats.scheduler, waiting)]
-            waiting = 0  # those that no engine has yet are counted once
+            waiting = 0  # requests that no engine has yet count once
             blocks = engine.ready.kv_cache_tokens // max(engine.ready.block_size, 1)
             info.add_metric([str(engine.ready.block_size), str(blocks), *labels.values()], 1)
             steps.append((tuple(labels.values()), engine.stats.step_tokens))
         if figures:
             yield from _families(figures)
-            text = "tokens of a step: rows of prompts and outputs that it computed"
+            text = "prompt and output tokens that a step computed"
             yield from (_histogram_family("iteration_tokens_total", text, _LABELS, steps), info)
 
     def _requests(self) -> Iterator[Metric]:
@@ -215,7 +215,7 @@ def _histogram_family(
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """Whether a client names OpenMetrics in its Accept header and does not like plain text better."""
+    """Whether an Accept header names OpenMetrics and does not prefer plain text."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))
@@ -239,10 +239,12 @@ class _Scrape(Collector):
 
 def _front_families(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily("requests_pending", "requests being prepared", facts.num_pending)
-    yield GaugeMetricFamily("ready", "whether requests are taken", float(facts.is_ready))
+    yield GaugeMetricFamily("ready", "whether requests are accepted", float(facts.is_ready))
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
-        yield GaugeMetricFamily("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+        yield GaugeMetricFamily(
+            "time_to_ready_seconds", "from the start until requests were accepted", facts.time_to_ready_s
+        )
     if facts.media_jobs is not None:
         yield from _families(job_metrics("media", facts.media_jobs))
 
@@ -255,12 +257,12 @@ def _own_figures(engine: EngineReport) -> Iterator[EngineMetric]:
         yield gauge("gpu_memory_used_bytes", "device memory in use, by all processes", stats.gpu_bytes)
         text = "device memory that the engine's own allocator holds"
         yield gauge("gpu_memory_reserved_bytes", text, stats.gpu_reserved_bytes)
-        text = "device memory in use when requests were first taken"
+        text = "device memory in use when the server became ready"
         yield gauge("gpu_memory_ready_bytes", text, ready.gpu_bytes)
 
 
 def _families(figures: Iterable[EngineMetric]) -> list[Metric]:
-    """Figures of one name form one family."""
+    """Groups metrics of one name into a family."""
     found: dict[str, Any] = {}
     for one in figures:
         kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily

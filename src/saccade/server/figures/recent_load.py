@@ -1,4 +1,4 @@
-"""Tokens and first tokens of the last minutes, second by second, for the page's charts."""
+"""Tokens and times to first token of the last minutes, second by second, for the page's charts."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,13 +11,13 @@ KEPT_S = 300
 
 @dataclass(slots=True)
 class LoadSecond:
-    """`second` is a time of the monotonic clock; seconds without any request are left out."""
+    """`second` is on the monotonic clock; seconds without tokens are left out."""
 
     second: int
     prompt_tokens: int = 0
     output_tokens: int = 0
     first_tokens: int = 0
-    first_token_s: float = 0.0  # the sum over them
+    first_token_s: float = 0.0  # their sum
 
 
 class RecentLoad:

@@ -1,5 +1,5 @@
-"""OpenTelemetry: a span for each request, with the attributes of the semantic conventions for generative AI, and vLLM's
-for latencies. The packages are optional (`pip install "saccade-vlm[otel]"`), and imported only with an endpoint."""
+"""OpenTelemetry: a span for each request, with the attributes of the semantic conventions for generative AI and vLLM's
+latency attributes. The packages are optional (`pip install "saccade-vlm[otel]"`) and imported only with an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from saccade.wire.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-SEND_S = 5.0  # for a collector to take a batch
+SEND_S = 5.0  # timeout of one batch
 PATH = "/v1/traces"
 PARENT = ("traceparent", "tracestate")  # W3C's headers
 _LATENCIES = {"queue": "time_in_queue", "prefill": "time_in_model_prefill", "decode": "time_in_model_decode"}
@@ -22,7 +22,7 @@ _LATENCIES = {"queue": "time_in_queue", "prefill": "time_in_model_prefill", "dec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """What a span tells. Times are in seconds, missing if the request did not get that far; `arrival` is one of the
+    """What goes into a span. Times are in seconds, and missing if the request did not get that far; `arrival` is on the
     monotonic clock."""
 
     operation: str
@@ -40,7 +40,7 @@ class EndedRequest:
 
 
 class Telemetry:
-    """Sends spans in a thread of its own, in batches; what does not fit its queue is dropped."""
+    """Sends spans in batches from its own thread. Spans that do not fit its queue are dropped."""
 
     def __init__(self, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -55,7 +55,7 @@ class Telemetry:
         self._propagator = TraceContextTextMapPropagator()
 
     def note_end(self, ended: EndedRequest) -> None:
-        """The span of a request that ends now; a child of the client's if it named one."""
+        """Records the span of a request that ends now, as a child of the client's span if the headers name one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         end_ns, total_s = time_ns(), monotonic() - ended.arrival
@@ -73,7 +73,7 @@ class Telemetry:
         span.end(end_ns)
 
     def close(self) -> None:
-        """Sends what is left. Waits for the collector, for a bounded time."""
+        """Sends the remaining spans, waiting for the collector for a bounded time."""
         self._provider.shutdown()
 
 
@@ -84,7 +84,7 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
-            f"otlp_traces_endpoint is {endpoint}; it must be an address of OTLP over HTTP, such as "
+            f"otlp_traces_endpoint is {endpoint}; it must be the URL of a collector for OTLP over HTTP, such as "
             "http://127.0.0.1:4318/v1/traces (--otlp-traces-endpoint)"
         )
     try:
@@ -92,7 +92,7 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
         from opentelemetry.sdk import trace as _  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f'spans need OpenTelemetry, whose {error.name} is missing: pip install "saccade-vlm[otel]" '
+            f'spans need OpenTelemetry, but {error.name} is missing: pip install "saccade-vlm[otel]" '
             "(--otlp-traces-endpoint)"
         ) from None
     address = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH

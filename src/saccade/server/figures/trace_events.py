@@ -12,8 +12,7 @@ Event = dict[str, Any]
 
 
 def trace_document(trace: EngineTrace, prepared: Mapping[str, PreparedRequest]) -> dict[str, Any]:
-    """`prepared` has what is known of requests by the first part of their ids. Times are in microseconds from the
-    earliest one on."""
+    """`prepared` is keyed by the first part of a request's id. Times are in microseconds since the earliest one."""
     starts = [trace.begin, *(one.begin for one in trace.passes), *(one.arrived for one in trace.requests)]
     known = [prepared[name].arrived for one in trace.requests if (name := _family(one)) in prepared]
     clock = _Clock(min(starts + known))
@@ -38,7 +37,7 @@ class _Clock:
 
 
 def _passes(passes: Iterable[TracedPass], clock: _Clock) -> Iterator[Event]:
-    """A track for each phase. Clocks are rounded, so a pass begins when the one before it has ended at the earliest."""
+    """One track per phase. Times are rounded, so a pass is made to begin no earlier than the previous one ended."""
     ends: dict[str, float] = {}
     for one in passes:
         track = 1 + PHASES.index(one.phase)
@@ -62,8 +61,8 @@ def _load(load: TracedLoad, clock: _Clock) -> Iterator[Event]:
 def _request(
     one: TracedRequest, prepared: PreparedRequest | None, track: int, end: float, clock: _Clock
 ) -> Iterator[Event]:
-    """A span of the whole request, and in it those of its stages, one behind the other. What has not ended goes on to
-    the end of the trace."""
+    """A span of the whole request, and within it one for each stage in turn. What has not ended lasts to the end of the
+    trace."""
     last = one.ended or end
     title = one.request_id if prepared is None else prepared.public_id
     yield _name("thread_name", REQUESTS, track, title)

@@ -1,4 +1,4 @@
-"""What the front end knows of requests that are in the engine, for traces."""
+"""What the front end knows about requests in the engine, for traces."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from saccade.wire.trace_records import MAX_REQUESTS
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What the front end did for a request before the engine got it. Times are of the monotonic clock; `seconds` are
-    those of its stages."""
+    """What the front end did for a request before the engine got it. `arrived` is on the monotonic clock; `seconds` has
+    the duration of each stage."""
 
     public_id: str
     arrived: float
@@ -19,7 +19,7 @@ class PreparedRequest:
 
 
 class TracedRequests:
-    """Those inside, by the engine's ids; while a trace is recorded, also those that have ended."""
+    """Requests in the engine by their engine id, and while a trace is recorded those that have ended."""
 
     def __init__(self) -> None:
         self._inside: dict[str, PreparedRequest] = {}

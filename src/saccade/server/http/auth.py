@@ -18,18 +18,18 @@ class Keys:
     """Without user keys everybody may call; without an admin key nobody may administer."""
 
     def __init__(self, users: Mapping[str, str], admin: str) -> None:
-        """`users` has a name for each key."""
+        """`users` maps each key to its name."""
         self._users = [(_digest(key.encode()), name) for key, name in users.items()]
         self._admin = _digest(admin.encode()) if admin else None
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
-        """The name of the key, or None where none is needed. Raises for a caller without the right key. `path` is
-        decoded and without the root path."""
+        """The name of the key, or None if none is needed. Raises if the key is missing or wrong. `path` is decoded and
+        without the root path."""
         if path in OPEN_PATHS:
             return None
         given = _given(headers)
         is_admin = self._admin is not None and hmac.compare_digest(given, self._admin)
-        found = [name for key, name in self._users if hmac.compare_digest(given, key)]  # all of them: constant time
+        found = [name for key, name in self._users if hmac.compare_digest(given, key)]  # compares all: constant time
         if self._users and not found and not is_admin:
             raise HttpError(401, _NO_KEY, code="invalid_api_key")
         if path in ADMIN_PATHS and not is_admin:

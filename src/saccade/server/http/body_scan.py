@@ -1,18 +1,18 @@
-"""How deep a JSON body is nested, how many values it has and where its long strings are, found before anything is
-built: a small body can stand for many objects, and whoever makes them holds the interpreter and the event loop."""
+"""How deep a JSON body is nested, how many values it has and where its long strings are, found before it is parsed: a
+small body can hold very many objects, and making them would hold the GIL and block the event loop."""
 
 import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
 
-CHUNK = 64 * 2**10  # the interpreter is free between the steps of one
-FIRST_CHUNK = 2 * 2**10  # an image often begins after a few hundred bytes, and is skipped from the next chunk on
+CHUNK = 64 * 2**10  # the GIL can change hands between the operations on a chunk
+FIRST_CHUNK = 2 * 2**10  # an image often begins after a few hundred bytes; the next chunk skips it
 MAX_DEPTH = 256
 MAX_REST_BYTES = 16 * 2**20
-CONTAINER_VALUES, STRING_VALUES = 8, 2  # what they count for, in numbers that take as long to make
+CONTAINER_VALUES, STRING_VALUES = 8, 2  # they take as long to make as this many numbers
 LOOKED_BACK = 4096
-FEW = 16  # base64 data has a slash in 64 characters
+MIN_CHARS_PER_ESCAPE = 16  # base64 data has one slash in 64 characters
 
 Body = bytes | bytearray
 Bytes = npt.NDArray[np.uint8]
@@ -26,24 +26,24 @@ _VALUES = np.array([0, 0, 0, CONTAINER_VALUES, 0, 1], np.int32)
 
 
 def find_long_strings(body: Body, max_values: int) -> list[tuple[int, int]]:
-    """Where long strings of plain ASCII are, which are values: images, mostly; of escapes they have only a few of the
-    slash's. Refuses a body that is nested too deeply
-    or has too many values. Takes linear time, and next to none for what is inside those strings."""
+    """The places of long ASCII strings that are values (mostly images) without escapes, but for a few of slashes.
+    Refuses a body that is nested too deeply or has too many values. Takes linear time, and next to none for the inside
+    of those strings."""
     scan = BodyScan(body)
     while scan.advance():
         if scan.depth > MAX_DEPTH:
             raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
         if scan.num_values > max_values:
-            met = f"the body has more than {max_values} values"
+            found = f"the body has more than {max_values} values"
             how = f"a string counts as {STRING_VALUES}, a list or an object as {CONTAINER_VALUES}"
-            raise _too_large(f"{met} ({how}; --max-body-values)")
+            raise _too_large(f"{found} ({how}; --max-body-values)")
         if scan.num_read > MAX_REST_BYTES:
-            raise _too_large(f"the body has more than {MAX_REST_BYTES} bytes beside long strings such as base64 data")
+            raise _too_large(f"the body has more than {MAX_REST_BYTES} bytes outside long strings such as base64 data")
     return scan.long_strings
 
 
 class BodyScan:
-    """Reads a body from the left. Where it is no JSON, its parser stops at the same place or before."""
+    """Reads a body from the left. If it is not JSON, the parser stops where the scan goes wrong, or before."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -53,12 +53,12 @@ class BodyScan:
         self._string_begin = 0
         self._level = 0
         self.depth, self.num_values = 0, 1
-        self.num_read = 0  # bytes, without those of long strings
+        self.num_read = 0  # bytes outside long strings
         self.long_strings: list[tuple[int, int]] = []
 
     def advance(self) -> bool:
         """Reads one chunk. Returns False at the end."""
-        if self._is_escaped:  # whatever it is, it is a part of a string
+        if self._is_escaped:  # whatever it is, it is part of a string
             self._at, self._is_escaped = self._at + 1, False
         if self._is_in_string:
             self._skip_string()
@@ -72,7 +72,7 @@ class BodyScan:
         return True
 
     def _skip_string(self) -> None:
-        """Goes to the end of a long string."""
+        """Skips to the end of a long string."""
         end = self._body.find(b'"', self._at)
         if end < 0:
             end = len(self._body)
@@ -113,7 +113,7 @@ class BodyScan:
 
 
 def _escaped(backslashes: Places) -> Places:
-    """The places behind runs of an odd number of backslashes."""
+    """The places after runs of an odd number of backslashes."""
     lasts = np.flatnonzero(np.append(np.diff(backslashes) != 1, True))
     lengths = np.diff(lasts, prepend=-1)
     odd: Places = backslashes[lasts[lengths % 2 == 1]]
@@ -121,7 +121,7 @@ def _escaped(backslashes: Places) -> Places:
 
 
 def is_plain_value(body: Body, begin: int, end: int) -> bool:
-    """Whether a string is easy to read, and not the name of a member."""
+    """Whether a string is printable ASCII without escapes, but for a few of slashes, and not the name of a member."""
     if end == len(body) or body[end + 1 : end + LOOKED_BACK].lstrip()[:1] == b":":
         return False
     content = np.frombuffer(body, np.uint8, end - begin, begin)
@@ -132,15 +132,15 @@ def is_plain_value(body: Body, begin: int, end: int) -> bool:
 
 
 def _has_few_slash_escapes(content: Bytes) -> bool:
-    """Whether all escapes are those of slashes, which some clients write in base64 data."""
-    if content[-1] == ord("\\"):  # of the quote behind it, which ends nothing
+    """Whether only slashes are escaped, and few of them; some clients do that in base64 data."""
+    if content[-1] == ord("\\"):  # it escapes the quote, which does not end the string
         return False
     num = 0
     for start in range(0, len(content), CHUNK):
         part = content[start : start + CHUNK + 1]
         places = np.flatnonzero(part[:CHUNK] == ord("\\"))
         num += len(places)
-        if num > len(content) // FEW or (len(places) and not (part[places + 1] == ord("/")).all()):
+        if num > len(content) // MIN_CHARS_PER_ESCAPE or (len(places) and not (part[places + 1] == ord("/")).all()):
             return False
     return True
 

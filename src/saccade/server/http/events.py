@@ -1,4 +1,4 @@
-"""Server-sent events: `data:` lines, comments while idle, and always an end."""
+"""Server-sent events: `data:` lines, pings while idle, and always an end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -22,7 +22,7 @@ def _plain_error(error: HttpError) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """What an API's streams send beside their chunks: after silence, at the end, and when something fails."""
+    """What a stream sends besides its chunks: after silence, at the end, and when something fails."""
 
     ping: bytes = b": ping\n\n"
     done: bytes = b"data: [DONE]\n\n"
@@ -39,8 +39,8 @@ def named_event(name: str, data: object) -> bytes:
 async def event_stream(
     exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float, format: StreamFormat = CHUNKS
 ) -> "EventStream":
-    """A streamed reply. Errors before the first chunk are raised, so that they get their own status; after `ping_s` the
-    reply starts without waiting for the first chunk."""
+    """A streamed reply. Errors before the first chunk are raised, so that they get their own status. If there is no
+    chunk after `ping_s`, the reply starts without one."""
     first = asyncio.ensure_future(anext(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
@@ -89,7 +89,7 @@ class EventStream(Response):
             await self._send_chunk(self._format.failure(found))
 
     async def _send_chunk(self, chunk: bytes) -> None:
-        """Past the middleware, which cares for a reply's beginning and end."""
+        """Bypasses the middleware, which only needs the beginning and the end of a reply."""
         self._last = monotonic()
         self._num_sending += 1
         try:
@@ -98,7 +98,7 @@ class EventStream(Response):
             self._num_sending -= 1
 
     async def _break_silence(self) -> None:
-        """Pings, unless the client is not reading what was already sent."""
+        """Sends pings, unless a chunk is still waiting for the client to read."""
         while True:
             silence = monotonic() - self._last
             if not self._num_sending and silence >= self._ping_s:

@@ -18,7 +18,7 @@ from saccade.server.sharing.callers import Caller
 from saccade.server.sharing.read_turns import ReadTurns
 
 ID_HEADER = b"x-request-id"
-FREE_BYTES = 64 * 1024  # of a body, which everybody may send at any time
+FREE_BYTES = 64 * 1024  # the beginning of a body, which needs no turn
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _KEY = "saccade.exchange"
@@ -26,7 +26,7 @@ _KEY = "saccade.exchange"
 
 class HttpExchange:
     """A request and its reply. Within `async with`, once the whole body is read, a client that leaves cancels the work
-    for it. What an endpoint enters into `exits` ends with the exchange, after the last byte of a stream."""
+    for it. `exits` closes with the exchange, after the last byte of a stream."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival = monotonic()
@@ -36,7 +36,7 @@ class HttpExchange:
         self.id = given.decode() if _SANE_ID.fullmatch(given) else self.unique_id  # clients may reuse theirs
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
-        self.caller: Caller | None = None  # known once its key was checked
+        self.caller: Caller | None = None  # known once the key is checked
         self.envelope: Callable[[HttpError], dict[str, Any]] = HttpError.envelope  # the body of an error
         self.status: int | None = None
         self.is_complete = False
@@ -100,8 +100,8 @@ class HttpExchange:
         hold: Callable[[int], None] = lambda size: None,
         turns: ReadTurns | None = None,
     ) -> list[Body]:
-        """The parts of the body, refused as soon as it is known to be too long. `hold` is told of every part. Whoever
-        has sent a lot needs one of the `turns` for more."""
+        """The parts of the body. Raises as soon as the body is known to be too long. `hold` is called with the size of
+        every part. Beyond `FREE_BYTES`, each part needs one of the `turns`."""
         length = self.headers.get(b"content-length", b"")
         _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
         parts: list[Body] = []

@@ -11,50 +11,50 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from saccade.server.http.origins import PROBES
 from saccade.server.http_errors import HttpError
 
-RESERVED = 16  # connections beyond the limit that may ask how the server is
-RESERVED_S = 2.0  # and how soon they must do so
+RESERVED = 16  # connections beyond the limit, for probes
+RESERVED_S = 2.0  # how soon they must send one
 BUSY_RETRY_S = 2.0
-LOOKS = 8  # checks of a client within its timeout
-# What is read at once is parsed at once, so a read of many small things would hold the event loop.
-MOST_PIPELINED = 64  # requests of a connection that wait for the replies before them
-MOST_HEADERS = 256
-MANY_CHUNKS, LEAST_CHUNK_BYTES = 2048, 32  # beyond so many, chunks of a body must have so many bytes on average
+CHECKS_PER_TIMEOUT = 8  # of a client that may have stopped reading
+# Everything read from a socket is parsed at once, so many small parts would block the event loop.
+MAX_PIPELINED = 64  # requests of a connection that wait for earlier replies
+MAX_HEADERS = 256
+MANY_CHUNKS, MIN_CHUNK_BYTES = 2048, 32  # a body with more chunks needs larger ones on average
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The parser buffers what it cannot hand on yet: heads, trailers, chunk sizes. Without a limit an endless one fills
-    memory; without a timeout, clients that send no head or read no reply use up the connections: a reply waits for room
-    in the buffer, a closed connection for its end.
+    """The parser buffers heads, trailers and chunk sizes until they are complete. Without a limit an endless one fills
+    memory. Without a timeout, clients that send no head or read no reply use up the connections: a reply waits for room
+    in the buffer, and a closing connection for the buffer to drain.
 
-    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. What is no
-    HTTP is refused when the requests before it have their replies: nothing is written into one, and none is lost. So
-    are too many requests, headers or chunks in one read. Connections beyond the limit get a 503; a few of them are
-    heard first, because probes must go through when a server is full.
+    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. Invalid HTTP
+    is refused after the earlier requests have their replies, so no reply is corrupted or lost. The same goes for too
+    many requests, headers or chunks. Connections beyond the limit get a 503, but a few of them are read first, because
+    probes must get through when the server is full.
     """
 
     max_header_bytes = 64 * 1024
     timeout_s = 60.0
     max_connections = 16384
-    _is_extra = False  # beyond the limit: good for one probe
-    _held_bytes = 0  # since the parser last handed on data
+    _is_extra = False  # beyond the limit: may send one probe
+    _held_bytes = 0  # since the parser last delivered anything
     _is_in_head = False
-    _num_chunks = _num_body_bytes = 0  # of the request that is being read
+    _num_chunks = _num_body_bytes = 0  # of the request being read
     _is_upgrade = False
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _unread_bytes = 0  # at the last check; unchanged since `_read_at`
+    _unread_bytes = 0  # at the last check; the same since `_read_at`
     _read_at = 0.0
     _serving: RequestResponseCycle | None = None
-    _last_words: HttpError | None = None  # nothing behind what they are about is read
+    _last_words: HttpError | None = None  # sent before closing; nothing more is read
 
     @classmethod
     def limited(
         cls, max_header_bytes: int, timeout_s: float = 60.0, max_connections: int = 16384
     ) -> type["BoundedProtocol"]:
-        """`timeout_s` 0 sets no limit on how slowly clients send and read."""
+        """`timeout_s=0` lets clients send and read as slowly as they like."""
         limits = {"max_header_bytes": max_header_bytes, "timeout_s": timeout_s, "max_connections": max_connections}
         return type("LimitedProtocol", (cls,), limits)
 
@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A pipelined request must not hide from the one being served that its client is gone."""
+        """uvicorn tells only the newest request that the client is gone; the one being served must know, too."""
         self._end_wait()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -104,8 +104,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:  # nobody reads trailers
             return
-        if len(self.headers) >= MOST_HEADERS:
-            text = f"the request has more than {MOST_HEADERS} headers, which is the limit"
+        if len(self.headers) >= MAX_HEADERS:
+            text = f"the request has more than {MAX_HEADERS} headers, which is the limit"
             self._stop(HttpError(431, text, code="headers_too_large"))
         super().on_header(name, value)
 
@@ -117,8 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if (error := self._head_error()) is not None:
             self._is_refused = True  # nothing after this head is a request
             self._refuse(error)
-        elif len(self.pipeline) >= MOST_PIPELINED:
-            text = f"more than {MOST_PIPELINED} requests of this connection wait for their replies; wait for some first"
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            text = f"more than {MAX_PIPELINED} requests of this connection wait for their replies; wait for some first"
             self._stop(HttpError(429, text, code="too_many_pipelined", retry_after_s=BUSY_RETRY_S))
         elif not self._is_upgrade:
             super().on_headers_complete()
@@ -128,8 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         self._num_chunks += 1
         self._num_body_bytes += len(body)
-        if self._num_chunks > MANY_CHUNKS and self._num_body_bytes < LEAST_CHUNK_BYTES * self._num_chunks:
-            self._stop(HttpError(400, "the body comes in too many small chunks; send larger ones", code="invalid_http"))
+        if self._num_chunks > MANY_CHUNKS and self._num_body_bytes < MIN_CHUNK_BYTES * self._num_chunks:
+            self._stop(HttpError(400, "the body has too many small chunks; send larger ones", code="invalid_http"))
         if not self._is_refused:
             super().on_body(body)
 
@@ -155,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return _invalid()
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
-            text = "the only transfer coding that is understood is chunked (Transfer-Encoding)"
+            text = "the only supported Transfer-Encoding is chunked"
             return HttpError(501, text, code="unsupported_transfer_coding", should_retry=False)
         return self._full() if self._is_extra and not self._is_probe() else None
 
@@ -212,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _watch_reader(self) -> None:
-        """Aborts the connection of a client that reads nothing. Checks only while nothing is added to the buffer: then
+        """Aborts the connection of a client that reads nothing. Checks only while nothing is added to the buffer, when
         any change means that the client reads."""
         waits = self.flow.write_paused or self.transport.is_closing()
         unread = self.transport.get_write_buffer_size() if waits else 0
@@ -221,21 +221,21 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.loop.time() - self._read_at >= self.timeout_s:
             self.transport.abort()
             return
-        self._write_timer = self.loop.call_later(self.timeout_s / LOOKS, self._watch_reader)
+        self._write_timer = self.loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._watch_reader)
 
     def _stop(self, error: HttpError) -> NoReturn:
-        """Refuses in the middle of what was read: the parser ends with what a callback raises."""
+        """Refuses from within a callback: raising there stops the parser."""
         self._is_refused = True
         self._refuse(error)
         raise error
 
     def _refuse(self, error: HttpError) -> None:
-        """Ends the connection with an error, once the requests that came before have their replies."""
+        """Ends the connection with an error, once all earlier requests have their replies."""
         if self.transport.is_closing() or self._last_words is not None:
             return
         self._end_wait()
         self._last_words = error
-        if self.pipeline and self.pipeline[0][0].more_body:  # the error is in its body
+        if self.pipeline and self.pipeline[0][0].more_body:  # its body is what went wrong
             self.pipeline.popleft()
         if not self._num_unanswered():
             self._end_with(error)
@@ -247,8 +247,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return len(self.pipeline) + is_served
 
     def _end_with(self, error: HttpError) -> None:
-        """Nothing is written into a reply that has begun: then the connection ends without a word. Nor is anything
-        written behind a reply that was the last one of its connection."""
+        """Sends the error and closes the connection. Only closes it if a reply is unfinished: the error must not end up
+        inside that reply. Does nothing if the last reply has closed it."""
         if self.transport.is_closing():
             return
         serving = self._serving

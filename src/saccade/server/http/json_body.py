@@ -1,4 +1,4 @@
-"""JSON bodies: from bytes to values, within a time that nobody notices, and back."""
+"""JSON bodies: from bytes to values without long pauses of the event loop, and back."""
 
 from collections.abc import Iterator
 from secrets import token_hex
@@ -14,7 +14,7 @@ MAX_URLS = 64
 
 
 def joined(parts: list[Body]) -> Body:
-    """The body. Empties the list meanwhile, so that it is not held twice."""
+    """The whole body. Empties the list meanwhile, so that the body is not held twice."""
     if len(parts) == 1:
         return parts.pop()
     parts.reverse()
@@ -25,8 +25,8 @@ def joined(parts: list[Body]) -> Body:
 
 
 def parse_json(body: Body, max_values: int) -> Any:
-    """The values of a body. Long strings are left out of what is parsed and put in afterwards: the parser looks at each
-    of their bytes several times, while the interpreter waits."""
+    """The values of a body. Long strings are cut out before parsing and put back afterwards: the parser looks at each
+    of their bytes several times, and holds the GIL meanwhile."""
     try:
         if _is_small(body, max_values):
             return orjson.loads(body)
@@ -47,8 +47,8 @@ def _is_small(body: Body, max_values: int) -> bool:
 
 
 def _parse_quickly(body: Body, max_values: int) -> Any | None:
-    """The values of a body that is small but for a few long data URLs, without a scan of all of it; None for any other
-    body. What only looks like a URL, inside another string, is no value whose name could be replaced."""
+    """The values of a body that is small but for a few long data URLs, found without a full scan; None for any other
+    body, also if something inside another string only looked like a URL: its name is then left over."""
     found = _find_data_urls(body)
     if len(body) - sum(end - begin for begin, end in found) > CHUNK:  # before anything is copied
         return None
@@ -65,32 +65,32 @@ def _parse_quickly(body: Body, max_values: int) -> Any | None:
     return None if texts else value
 
 
-def size_beside_urls(body: Body) -> int:
-    """Bytes of a body without what seem to be long data URLs. No values can hide in those: up to its next quote, what
-    begins like one is a part of a string, or no JSON."""
+def size_without_urls(body: Body) -> int:
+    """Bytes of a body outside what look like long data URLs. No values can hide inside: up to the next quote, such a
+    text is part of a string, or the body is not JSON."""
     return len(body) - sum(end - begin for begin, end in _quoted_urls(body))
 
 
 def _find_data_urls(body: Body) -> list[tuple[int, int]]:
-    """Where long strings seem to be that begin as a data URL and are easy to read."""
+    """The places of what look like long data URLs and are plain values."""
     return [(begin, end) for begin, end in _quoted_urls(body) if is_plain_value(body, begin, end)]
 
 
 def _quoted_urls(body: Body) -> Iterator[tuple[int, int]]:
-    """From a quote and `data:` to the next quote, where that is far, each soon after the last."""
+    """From a quote and `data:` to the next quote, if that is far. Stops at the first long gap between URLs."""
     at = 0
     for _ in range(MAX_URLS):
         begin = body.find(b'"data:', at, at + CHUNK) + 1
         end = body.find(b'"', begin) if begin else -1
         if end < 0:
             return
-        if end - begin > CHUNK:  # many shorter ones would take the parser long
+        if end - begin > CHUNK:  # shorter ones are left to the parser
             yield begin, end
         at = end
 
 
 def _new_names(found: list[tuple[int, int]]) -> list[str]:
-    """That nobody can guess."""
+    """Placeholders that no client can guess."""
     nonce = token_hex(16)
     return [f"{nonce}{idx}" for idx in range(len(found))]
 
@@ -110,7 +110,7 @@ def _without(body: Body, found: list[tuple[int, int]], names: list[str]) -> byte
 
 
 def _with_texts(value: Any, texts: dict[str, str]) -> Any:
-    """`value` with the texts in place of their names; containers are changed, not copied, and the texts are used up."""
+    """`value` with texts in place of their names. Changes containers in place, and removes the texts that it used."""
     if isinstance(value, str):
         return texts.pop(value, value)
     if isinstance(value, dict):

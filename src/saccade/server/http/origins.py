@@ -1,5 +1,5 @@
-"""Which names this server answers to, and whose web pages may call it. A browser sends a page's requests to any
-address, also to this machine's own, so listening on 127.0.0.1 does not keep web pages out."""
+"""Which host names this server answers to, and which web pages may call it. A browser sends a page's requests to any
+address, even this machine's own, so listening on 127.0.0.1 does not keep web pages out."""
 
 import ipaddress
 import re
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from saccade.server.http_errors import HttpError
 from saccade.server.server_settings import ServerSettings
 
-PROBES = frozenset({"/health", "/ready"})  # they tell nothing that a page could use
+PROBES = frozenset({"/health", "/ready"})  # they reveal nothing that a page could use
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 GETS_WITH_EFFECTS = frozenset({"/flush_cache", "/health_generate", "/trace"})
 PRIVATE_ENDINGS = (".localhost", ".local", ".internal")  # nobody can register these names
@@ -21,8 +21,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class OriginRules:
     """Checks the Host of every request, and the Origin and Content-Type of those that do something.
 
-    A page may point a name of its own at 127.0.0.1 (DNS rebinding). Addresses cannot be pointed elsewhere, so every
-    address is answered. Clients that are no browsers send no Origin and are not concerned by it."""
+    A web site may point its own name at 127.0.0.1 (DNS rebinding). Addresses cannot be pointed elsewhere, so any
+    address is allowed as Host. Clients other than browsers send no Origin and pass that check."""
 
     def __init__(self, settings: ServerSettings, *, has_keys: bool) -> None:
         self._names = frozenset(name.lower() for name in settings.allowed_hosts)
@@ -51,13 +51,13 @@ class OriginRules:
             raise HttpError(400, "the Host header is not a host name or address", code="invalid_host")
         name = found["name"].decode().lower().rstrip(".")
         if not self._is_own(name):
-            text = f"this server does not answer to the name {name[:255]}; it does with --allowed-hosts {name[:255]}"
+            text = f"this server does not answer to the name {name[:255]}; allow it with --allowed-hosts {name[:255]}"
             raise HttpError(403, text, code="host_not_allowed")
 
     def _is_own(self, name: str) -> bool:
         if name in self._own_names or name in self._names or name.endswith((*PRIVATE_ENDINGS, *self._endings)):
             return True
-        # A name without a dot is one of the own network (a container's, a machine's).
+        # A name without a dot belongs to the local network (a container, a machine).
         return _is_address(name) or (not self._is_local and "." not in name)
 
     def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
@@ -68,15 +68,15 @@ class OriginRules:
         if origin:
             is_foreign = is_foreign_page(origin, headers.get(b"host", b"").decode("latin-1"))
         else:
-            is_foreign = site in (b"cross-site", b"same-site")  # what a browser says of requests without an Origin
+            is_foreign = site in (b"cross-site", b"same-site")  # browsers set it on requests without an Origin
         if is_foreign:
-            text = "a web page of another origin sent this; allow that origin with --allowed-origins"
+            text = "this request came from a web page of another origin; allow that origin with --allowed-origins"
             raise HttpError(403, text, code="origin_not_allowed")
 
 
 def is_foreign_page(origin: str, host: str) -> bool:
-    """Whether an origin is a web page that did not come from `host`. Proxies change the scheme, so it is not compared;
-    schemes of browser extensions and desktop applications are not those of web pages."""
+    """Whether an origin is a web page that did not come from `host`. The scheme is not compared, since proxies change
+    it. Browser extensions and desktop applications have other schemes than web pages."""
     try:
         parts = urlsplit(origin)
         own = urlsplit(f"//{host}")
@@ -98,8 +98,8 @@ def _is_address(name: str) -> bool:
 
 
 def _check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = False) -> None:
-    """JSON, or no type: some clients send none, but no browser may, because a page can leave it out to be sent without
-    asking this server first. Compression is refused: a small body would become a large one."""
+    """Accepts JSON or no type, which some clients omit. Browsers must send one: a page could omit it to avoid the
+    preflight request. Compression is refused, since a small body could become a large one."""
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""TLS: a certificate, optionally certificates of clients, all read again when their files change."""
+"""TLS: the server's certificate and optionally a CA for those of clients, reloaded when the files change."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ Stamps = tuple[tuple[int, int, int], ...]
 
 
 class TlsFiles:
-    """`context` is what the listener has; each handshake takes the certificates that were read last. Connections keep
-    those they began with."""
+    """The listener uses `context`, and each handshake switches to the certificates that were read last. Open
+    connections keep theirs."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -30,17 +30,17 @@ class TlsFiles:
         self._stamps = self._look()
         self._current = self._read()
         self.context = self._read()
-        self.context.sni_callback = self._use_current  # called for every handshake, also where no name is sent
+        self.context.sni_callback = self._use_current  # called for every handshake, even without a name
 
     async def watch(self) -> None:
-        """Reads the files again whenever they change. What cannot be used is logged, and the old ones stay."""
+        """Reloads the files whenever they change. If they cannot be used, logs that and keeps the old ones."""
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> bool:
-        """Whether there were new files that can be used. Files that are being replaced one by one do not fit together
-        for a moment: they change once more, and are read then."""
+        """Returns whether new files were loaded. While files are replaced one by one they do not match for a moment;
+        the next change loads them."""
         try:
             stamps = self._look()
             if stamps == self._stamps:
@@ -67,7 +67,7 @@ class TlsFiles:
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=_no_password)
-        except OSError as error:  # includes ssl's
+        except OSError as error:  # includes SSLError
             what = f"{settings.ssl_certfile}, {settings.ssl_keyfile}"
             raise ConfigError(f"cannot use the TLS files {what}: {_why(error)} (--ssl-certfile)") from None
         if settings.ssl_ca_certs:
@@ -81,8 +81,8 @@ class TlsFiles:
 
 
 def _no_password() -> str:
-    """Without this, OpenSSL would ask the terminal."""
-    raise ConfigError("the TLS key has a password; write one without, readable by the server alone (--ssl-keyfile)")
+    """Without this, OpenSSL would prompt on the terminal."""
+    raise ConfigError("the TLS key has a password; use one without, readable only by the server (--ssl-keyfile)")
 
 
 def _why(error: OSError) -> str:

@@ -1,5 +1,5 @@
-"""GET /health_generate: checks that the engine produces tokens by asking it for one, or for a vector where it writes
-none."""
+"""GET /health_generate: checks that the engine produces tokens by asking for one, or for a vector if the model has no
+head."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -16,7 +16,7 @@ from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import Turn
 
-RECENT_S = 1.0  # no probe if a token came this recently
+RECENT_S = 1.0  # no probe if an output is this recent
 LIMIT_S = 20.0
 POLL_S = 0.05
 PROBE = "health_generate"
@@ -31,18 +31,18 @@ class HealthRoute:
         self._turn = asyncio.Lock()
 
     async def generate(self, request: Request) -> Response:
-        """200 if the engine just produced a token for anyone. One probe at a time serves all callers."""
+        """200 if the engine just produced output for anyone. One probe at a time serves all callers."""
         self._service.check_open()
         try:
             async with asyncio.timeout(LIMIT_S), self._turn:
                 if not self._has_output_since(monotonic() - RECENT_S):
                     await self._probe()
         except TimeoutError:
-            raise _unhealthy(f"the engine gave no token within {LIMIT_S:g} s") from None
+            raise _unhealthy(f"the engine produced no token within {LIMIT_S:g} s") from None
         return json_reply({"status": "ok"})
 
     async def _probe(self) -> None:
-        """Returns when the engine produced a token, for this probe or any request."""
+        """Returns when the engine has produced output, for this probe or any request."""
         begun = monotonic()
         probe = asyncio.create_task(self._compute_one())
         try:
@@ -61,7 +61,7 @@ class HealthRoute:
         params = TOKEN if service.engine.ready.has_head else VECTOR
         with service.enlisted(PROBE) as engine_id:
             source = service.engine.generate(engine_id, text_prompt([0]), params, turn=FIRST, cache_salt=PROBE)
-            with suppress(CapacityError):  # then others wait for tokens, which count too
+            with suppress(CapacityError):  # then other requests wait for tokens, which count too
                 async with aclosing(source):
                     async for delta in source:
                         if delta.finish_reason == "error":

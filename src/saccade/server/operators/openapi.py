@@ -1,4 +1,4 @@
-"""GET /openapi.json, from the same models that check requests."""
+"""GET /openapi.json, generated from the models that check requests."""
 
 from functools import cache
 from typing import Any
@@ -28,38 +28,38 @@ POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation."),
     "/v1/completions": (CompletionRequest, "Continue a text."),
     "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
-    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation (Anthropic's API)."),
     "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
-    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts, or of a conversation with images."),
-    "/v1/score": (ScoreRequest, "How well texts fit a text."),
+    "/v1/embeddings": (EmbeddingRequest, "Embed texts, or a conversation with images."),
+    "/v1/score": (ScoreRequest, "Score how well texts match a query."),
     "/score": (ScoreRequest, "The same, at another path."),
-    "/v1/rerank": (RerankRequest, "Documents in the order of how well they fit a query."),
+    "/v1/rerank": (RerankRequest, "Rank documents by how well they match a query."),
     "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
     "/rerank": (RerankRequest, "The same, at another path."),
-    "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
-    "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
-    "/detokenize": (DetokenizeRequest, "Text of tokens."),
-    "/abort_request": (AbortRequest, "End a request."),
+    "/generate": (GenerateRequest, "Continue a text (SGLang's API)."),
+    "/tokenize": (TokenizeRequest, "Tokenize a text or a conversation."),
+    "/detokenize": (DetokenizeRequest, "Turn tokens into text."),
+    "/abort_request": (AbortRequest, "Abort a request."),
 }
 GETS = {
     "/v1/models": "The model.",
     "/health": "Whether the server is alive.",
-    "/ready": "Whether requests are taken.",
-    "/health_generate": "Whether the engine gives tokens.",
+    "/ready": "Whether requests are accepted.",
+    "/health_generate": "Whether the engine produces tokens.",
     "/ping": "Whether the server is alive.",
-    "/load": "Requests inside.",
-    "/metrics": "Numbers for Prometheus.",
+    "/load": "Number of requests in the server.",
+    "/metrics": "Metrics for Prometheus.",
     "/version": "The version.",
-    "/graphs": "Every graph, by phase; and the ranks that share the model.",
-    "/live": "What the engine does now: requests, caches, the newest passes (`since`: a number), the last minutes.",
+    "/graphs": "Every graph by phase, and the ranks that share the model.",
+    "/live": "What the engine is doing: requests, caches, passes after number `since`, the last minutes.",
     "/server_info": "Limits and state.",
-    "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
-    "/trace": "What the engine does in the next seconds, as Perfetto reads it.",
+    "/flush_cache": "Empty the prompt and image caches, if no request runs or waits.",
+    "/trace": "Record what the engine does in the next seconds, for Perfetto.",
 }
 # Without a body.
 ACTIONS = {
     "/start_profile": "Profile the engine with torch.profiler (--profile-folder).",
-    "/stop_profile": "End the profile, and name its file.",
+    "/stop_profile": "End the profile and return the name of its file.",
 }
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TRACE_S, "default": 5}
 _REFS = "#/components/schemas/{model}"
@@ -112,5 +112,5 @@ def _operation(path: str, text: str) -> dict[str, Any]:
     return {
         "summary": text + note,
         "security": security,
-        "responses": {"200": {"description": "What was asked for."}, "default": error},
+        "responses": {"200": {"description": "Success."}, "default": error},
     }

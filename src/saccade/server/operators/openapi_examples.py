@@ -1,4 +1,4 @@
-"""A body for each route that takes one, as /docs offers them to be tried."""
+"""An example body for each route that takes one; /docs offers them to try."""
 
 from typing import Any
 

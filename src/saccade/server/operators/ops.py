@@ -34,8 +34,8 @@ class OpsRoutes:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
-        engine that found one of its graphs wrong, makes no step or is started again, and queues that are saturated."""
+        """OK also while the model loads and while requests drain; 503 only when the server must be restarted. Degraded
+        if an engine found one of its graphs wrong, makes no steps or is being restarted, or if a queue is saturated."""
         if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
@@ -64,7 +64,7 @@ class OpsRoutes:
         return json_reply({"server_load": self._service.admission.inside})
 
     async def graphs(self, request: Request) -> Response:
-        """Of the engine; where there are several, of the first one, and under `engines` of each."""
+        """The engine's graphs; with several engines those of the first, and those of each under `engines`."""
         found = {name: _graphs(engine) for name, engine in (await self._reports()).items()}
         if not found:
             raise self._no_reports()
@@ -72,8 +72,8 @@ class OpsRoutes:
         return json_reply({**first, "engines": found} if self._service.is_replicated else first)
 
     async def live(self, request: Request) -> Response:
-        """What the engine does now, and what it did a moment ago: passes with a number above `since`. Where there are
-        several, of the one that `engine` names, or the first."""
+        """What the engine is doing, and its latest passes: those with a number above `since`. With several engines, the
+        one that `engine` names, or the first."""
         asked = request.query_params
         reports = await self._reports(_since(asked.get("since", "0")))
         if not reports:
@@ -141,12 +141,12 @@ class OpsRoutes:
         except TimeoutError:
             raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=STATS_S) from None
         if not is_done:
-            text = "requests run or wait, and caches are emptied only when none does; try again"
+            text = "requests are running or waiting; caches can be emptied only when there are none; try again"
             raise HttpError(400, text, code="not_idle")
         return json_reply({"status": "flushed"})
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Known before the model is loaded, except for the context length."""
+        """Until the model is loaded, the fields that depend on it are empty."""
         service = self._service
         is_ready = service.phase is ServerPhase.READY
         capabilities = []
@@ -182,7 +182,9 @@ class OpsRoutes:
 def _chosen(name: str | None, reports: Mapping[str, EngineReport]) -> EngineReport:
     if name is not None and name not in reports:
         known = ", ".join(reports)
-        raise RequestError(f"there is no engine {name[:60]!r}; there are {known}", param="engine", code="invalid_value")
+        raise RequestError(
+            f"there is no engine {name[:60]!r}; the engines are {known}", param="engine", code="invalid_value"
+        )
     return reports[name] if name is not None else next(iter(reports.values()))
 
 
@@ -197,7 +199,7 @@ def _since(text: str) -> int:
 
 
 def _vision(processor: Processor) -> dict[str, Any] | None:
-    """How images are resized, so that coordinates in an answer can be found in them."""
+    """How images are resized, so that clients can map coordinates in an answer to the original image."""
     images = processor.images
     if images is None:
         return None

@@ -1,4 +1,4 @@
-"""Operators' routes that look at what the engine does: /trace, /start_profile, /stop_profile."""
+"""Operators' routes that record what the engine does: /trace, /start_profile, /stop_profile."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +15,8 @@ from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
 from saccade.wire.trace_records import MAX_TRACE_S
 
-GRACE_S = 30.0  # to fetch a trace that has ended
-ANSWER_S = 60.0  # for an engine that writes a profile
+GRACE_S = 30.0  # for fetching a trace that has ended
+ANSWER_S = 60.0  # writing a profile takes long
 JSON = "application/json"
 
 
@@ -26,7 +26,7 @@ class WatchRoutes:
         self._is_tracing = False
 
     async def trace(self, request: Request) -> Response:
-        """Records what the engine does for some seconds. One trace at a time."""
+        """Records what the engine does for a few seconds. One trace at a time."""
         seconds = _seconds(request.query_params.get("seconds", "5"))
         engine, traced = self._one(), self._service.traced
         with self._alone():
@@ -45,7 +45,9 @@ class WatchRoutes:
     async def start_profile(self, request: Request) -> Response:
         settings = self._service.settings
         if not settings.profile_folder:
-            raise HttpError(400, "profiles have no folder; start the server with --profile-folder", code="no_folder")
+            raise HttpError(
+                400, "there is no folder for profiles; start the server with --profile-folder", code="no_folder"
+            )
         async with _answered():
             await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
@@ -59,7 +61,7 @@ class WatchRoutes:
     def _one(self) -> WatchedEngine:
         engine = self._service.engine
         if not isinstance(engine, WatchedEngine):
-            text = "traces and profiles are of one engine, and this server has several; ask one that stands alone"
+            text = "traces and profiles need a server with a single engine; this one has several"
             raise HttpError(400, text, code="several_engines")
         return engine
 
@@ -87,7 +89,7 @@ def _seconds(text: str) -> float:
 
 @asynccontextmanager
 async def _answered() -> AsyncIterator[None]:
-    """The engine answers between two steps, or when it has written a profile."""
+    """A time limit: the engine answers between two steps, or when it has written a profile."""
     try:
         async with asyncio.timeout(ANSWER_S):
             yield

@@ -1,1 +1,1 @@
-"""The page that the server shows, and its files."""
+"""The server's web page."""

@@ -1,5 +1,4 @@
-"""The page and its files. They run their own scripts and styles and nothing else, talk to this server alone, and cannot
-be framed."""
+"""Serves the web page. It may run only its own scripts and styles, talks to this server alone, and cannot be framed."""
 
 from functools import cache
 from hashlib import blake2b
@@ -39,7 +38,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "cache-control": "no-cache",  # asked for again every time, so that a new version is not mixed with an old one
+    "cache-control": "no-cache",  # revalidated every time, so that versions never mix
 }
 
 
@@ -51,7 +50,7 @@ class PageFile(NamedTuple):
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """By name, read once: a request cannot name any other file."""
+    """The page's files by name, read once; a request cannot reach any other file."""
     folder, found = files("saccade.server.page"), {}
     for file in folder.iterdir():
         kind = _KINDS.get(file.name[file.name.rfind(".") :])
@@ -66,7 +65,7 @@ class PageRoutes:
         return _reply(request, INDEX)
 
     async def docs(self, request: Request) -> Response:
-        """A page that shows /openapi.json."""
+        """The page that shows /openapi.json."""
         return _reply(request, DOCS)
 
     async def file(self, request: Request) -> Response:

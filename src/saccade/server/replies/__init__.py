@@ -1,1 +1,1 @@
-"""From what the engine sends to a reply, whole or streamed."""
+"""From the engine's outputs to a reply, whole or streamed."""

@@ -1,4 +1,4 @@
-"""A job in the engine: its growing outputs, usage and timings."""
+"""A job in the engine: its outputs as they grow, its usage and timings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -19,12 +19,12 @@ from saccade.server.service import ServerPhase, Service
 from saccade.wire.passes import PassCount
 from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
-Piece = tuple[int, Delta]  # choice index and what it gained
+Piece = tuple[int, Delta]  # index of a choice and what it gained
 
 
 class Answer:
-    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; stopping early aborts the
-    rest. Failed outputs raise; the other fields grow as pieces are read."""
+    """The choices of a job: output i of prompt p is choice p * n + i. Iterate over `pieces` once; stopping early aborts
+    the rest. A failed output raises. The other fields are updated as pieces are read."""
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
@@ -41,10 +41,10 @@ class Answer:
         self._is_refused = False
         self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
-        self.passes: list[PassCount] = []  # of all outputs, once they have ended
+        self.passes: list[PassCount] = []  # of all outputs that have ended
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
+        prompts, self._job.prompts = self._job.prompts, ()  # so that pixels are freed while the engine works
         sources = [self._one(i, prompt) for i, prompt in enumerate(prompts)]
         del prompts
         try:
@@ -52,7 +52,7 @@ class Answer:
                 async for piece in source:
                     self._note(*piece)
                     yield piece
-        except (RequestError, CapacityError) as error:  # refused: it never was one of the engine's requests
+        except (RequestError, CapacityError) as error:  # the engine refused the request
             self._is_refused = True
             if isinstance(error, CapacityError):
                 self._service.admission.num_refused += 1
@@ -81,7 +81,7 @@ class Answer:
         }
 
     def timings(self) -> dict[str, float]:
-        """Milliseconds by stage."""
+        """Milliseconds of each stage."""
         seconds = {**self._job.seconds, **self._engine_times, "total": monotonic() - self._exchange.arrival}
         if self._first_s is not None:
             seconds["first_token"] = self._first_s
@@ -127,7 +127,7 @@ class Answer:
                 self._service.recent_load.note_first(self._first_s)
             self._last[choice] = now
             self._outputs[choice] = delta.num_output_tokens
-        if choice % self._n == 0:  # other outputs of a prompt find it where the first one computed it
+        if choice % self._n == 0:  # the other outputs of a prompt always find it cached
             self._cached[choice // self._n] = delta.num_cached_tokens
         if delta.finish_reason is not None:
             self._reasons[choice] = delta.finish_reason
@@ -187,7 +187,7 @@ class Answer:
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """The pieces of all sources as they come. The first error ends all of them."""
+    """The pieces of all sources as they arrive. The first error ends all of them."""
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(2 * len(sources))
 
     async def pump(source: AsyncGenerator[Piece, None]) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the API."""
+"""Log-probabilities in the formats of chat and of text completions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ FLOOR = -9999.0  # JSON has no infinity
 def chat_entries(
     tokenizer: Tokenizer, token_ids: Sequence[int], scores: Sequence[Logprobs], num_top: int
 ) -> list[dict[str, Any]]:
-    """choices[].logprobs.content: each token with its bytes, which need not be whole characters."""
+    """choices[].logprobs.content: each token with its bytes, which may be part of a character."""
     return [
         {
             **_entry(tokenizer, token, found[token]),
@@ -24,7 +24,8 @@ def chat_entries(
 
 
 def likeliest(found: Logprobs, count: int) -> list[tuple[int, Logprob]]:
-    """The token itself is always among the scores, but counts here only by its rank."""
+    """The `count` likeliest tokens. The chosen token is always among the scores, but is left out if its rank is
+    higher."""
     ranked = sorted(found.items(), key=lambda item: item[1].rank)
     return [(token, score) for token, score in ranked if score.rank <= count][:count]
 
@@ -55,8 +56,8 @@ def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> l
 
 
 class CompletionScores:
-    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text. A token with part of a
-    character starts where the character does; one not in the text, where it would be."""
+    """The logprobs of a text completion: parallel lists over its tokens, with offsets into its text. A token with part
+    of a character starts where the character does; a token that is not in the text, where it would be."""
 
     def __init__(
         self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True, is_continued: bool = False
@@ -66,14 +67,15 @@ class CompletionScores:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was sent; offsets continue."""
+        """Drops what was already sent; offsets continue."""
         self._tokens: list[str] = []
         self._values: list[float | None] = []
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
     def add_prompt(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None], text: str) -> None:
-        """Tokens of an echoed text. What the tokenizer put before it, such as <bos>, starts at offset 0."""
+        """Adds the tokens of an echoed text. Tokens that the tokenizer put before it, such as <bos>, start at offset
+        0."""
         self._add(token_ids, scores, self._tokenizer.detokenizer(skip_special_tokens=False))
         extra, self._offset = self._offset - len(text), len(text)
         self._offsets = [min(max(offset - extra, 0), len(text)) for offset in self._offsets]
@@ -99,7 +101,7 @@ class CompletionScores:
         }
 
     def _top(self, token: int, found: Logprobs) -> dict[str, float]:
-        """The likeliest tokens and the token itself, as OpenAI has it."""
+        """The likeliest tokens and the chosen one, as in OpenAI's API."""
         chosen = [*likeliest(found, self._num_top), (token, found[token])]
         return {token_text(self._tokenizer, other): number(score) for other, score in reversed(chosen)}
 

@@ -1,4 +1,4 @@
-"""The reply to a request for vectors: all of them at once, in order."""
+"""The reply to a request for vectors or scores: all of them at once, in order."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from saccade.server.replies.reply import Reply
 
 
 class VectorReply(Reply):
-    """Subclasses write the body from `vectors`, in a thread: they are many numbers."""
+    """Subclasses make the body from `vectors`. It is written in a thread, because it has many numbers."""
 
     vectors: list[NDArray[np.float32] | None]
 
     def take(self, index: int, delta: Delta) -> bytes:
         if delta.finish_reason is not None:
-            if delta.pooled is None:  # not an error, which was raised before
+            if delta.pooled is None:  # aborted; an error would have been raised before
                 raise aborted()
             self.vectors[index] = delta.pooled
         return b""

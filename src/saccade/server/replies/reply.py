@@ -26,7 +26,7 @@ NULL = b"null"
 
 
 class Reply(ABC):
-    """Streamed or whole: `take` adds a piece and returns what a stream sends for it, `body` is the complete reply."""
+    """`take` adds a piece and returns what a stream sends for it; `body` is the complete reply."""
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self.service, self.exchange, self.job = service, exchange, job
@@ -83,8 +83,8 @@ C = TypeVar("C", bound=ReplyChoice)
 
 
 class OpenAIReply(Reply, Generic[C]):
-    """`grow` and `fields` make a whole reply, `opening` and `values` a stream's chunks: each value is the part of a
-    chunk specific to this kind of reply, such as b'"delta":{}'."""
+    """`grow` and `fields` make a whole reply, `opening` and `values` the chunks of a stream. A value is the part of a
+    chunk that is specific to this kind of reply, such as b'"delta":{}'."""
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
@@ -117,7 +117,7 @@ class OpenAIReply(Reply, Generic[C]):
 
     @abstractmethod
     def opening(self, index: int, *, is_first: bool) -> tuple[bytes, bytes]:
-        """A value before all others, or b"", and further fields of its chunk."""
+        """The value of a choice's first chunk, or b"" for none, and more fields of that chunk."""
 
     @abstractmethod
     def values(self, index: int, delta: Delta) -> list[bytes]: ...
@@ -181,7 +181,7 @@ class OpenAIReply(Reply, Generic[C]):
         return chunks
 
     def _running_usage(self) -> bytes:
-        """`usage` of a chunk before the last; empty: the stream's default."""
+        """The `usage` field of a chunk before the last; empty for the stream's default."""
         is_wanted = self._options.include_usage and self._options.continuous_usage_stats
         return orjson.dumps(self.answer.usage()) if is_wanted else b""
 
@@ -192,8 +192,8 @@ class OpenAIReply(Reply, Generic[C]):
 
 
 class ChunkWriter:
-    """The JSON of a stream's chunks, joined from parts that are encoded once: all share id, time and model. The `usage`
-    field is there only if the client asked for it."""
+    """Writes the JSON of a stream's chunks. All share id, time and model, which are encoded once. There is a `usage`
+    field only if the client asked for it."""
 
     def __init__(self, head: dict[str, Any], *, has_usage: bool) -> None:
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['

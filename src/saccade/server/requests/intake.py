@@ -1,7 +1,7 @@
-"""From a body to a job for the engine: parse, check, fetch and decode media, tokenize. The event loop does short texts
-itself, and reads bodies that are short but for their images. Slow work runs in worker threads: bodies in their own, so
-that a request's deadline is known however many images are decoded, and what has media in others than text, which never
-waits behind it."""
+"""From a body to a job for the engine: parse, check, fetch and decode media, tokenize. The event loop itself parses
+bodies that are short but for their images, and prepares short texts. Slow work runs in worker threads. Parsing has its
+own, so that a request's deadline is known however many images are being decoded. So do media: text never waits behind
+them."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.text.chat_messages import MediaRef, find_sources
 from saccade.server.http.body_scan import Body
 from saccade.server.http.exchange import HttpExchange
-from saccade.server.http.json_body import joined, size_beside_urls
+from saccade.server.http.json_body import joined, size_without_urls
 from saccade.server.http_errors import HttpError, too_late
 from saccade.server.requests.protocol import Wire
 from saccade.server.requests.reading import ignored_header, read_request
@@ -35,15 +35,16 @@ from saccade.wire.turn import NEXT, Turn
 
 R = TypeVar("R", bound=Wire)
 
-# Of a body without its images: the loop takes half a millisecond for an ordinary text, and 13 for the worst found.
+# A body without its images: the loop takes 0.5 ms for an ordinary text, and 13 ms for the worst that we found.
 SHORT_BYTES = 8 * 1024
-MOST_LOOP_BYTES = 512 * 1024  # with them: it takes a tenth of a millisecond to look through 300 KB
+MAX_LOOP_BYTES = 512 * 1024  # with its images: a scan of 300 KB takes 0.1 ms
 TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 
 @dataclass(slots=True)
 class RequestJob(Generic[R]):
-    """`seconds` holds the time of each stage. The two params name the prompt and the output's structure in errors."""
+    """`seconds` has the duration of each stage. The two params are the names of the prompt and of the field that asks
+    for structure, as errors use them."""
 
     request: R
     params: SamplingParams
@@ -63,7 +64,7 @@ class RequestJob(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest(Generic[R]):
-    """A checked request, the names of fields that nobody reads, and the time that reading it took."""
+    """A checked request, the names of its ignored fields, and how long reading it took."""
 
     request: R
     ignored: tuple[str, ...]
@@ -71,8 +72,8 @@ class ReadRequest(Generic[R]):
 
 
 class PromptRoute(ABC, Generic[R]):
-    """A route whose requests become prompts. `is_count`: nothing is run, so prompts may exceed the model's length.
-    `has_answer`: a prompt must leave room for a token."""
+    """A route whose requests become prompts. With `is_count` nothing is run, so prompts may exceed the model's length.
+    With `has_answer` a prompt must leave room for a token."""
 
     kind: type[R]
     prompt_param = "prompt"
@@ -91,39 +92,39 @@ class PromptRoute(ABC, Generic[R]):
     async def reply(self, exchange: HttpExchange, job: RequestJob[R]) -> Response: ...
 
     def params(self, request: R) -> SamplingParams:
-        """Checks the request, too."""
+        """The sampling parameters; also checks the request."""
         return SamplingParams()
 
     def messages(self, request: R) -> list[Any] | None:
-        """Messages whose media must be fetched before the prompts can be made; None if there are none."""
+        """Messages whose media must be fetched first; None if there are none."""
         return None
 
     async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
-        """Those messages with their media."""
+        """The messages with their media fetched."""
         loaded: list[Any] = await self.service.media.resolve(messages, hold)
         return loaded
 
     def has_media(self, request: R) -> bool:
-        """Whether prompts have images or videos, fetched or not."""
+        """Whether the request has images or videos, fetched or not."""
         return False
 
     def is_simple(self, request: R) -> bool:
-        """Whether it is one prompt and asks for no structure: then a short body is little work, but for its media."""
+        """Whether it has one prompt and asks for no structure, so that a short body is little work except for media."""
         return False
 
     @abstractmethod
     def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
 
     def structure_param(self, request: R) -> str:
-        """The field that asks for structure; if none does, tools do."""
+        """The field that asks for structured output; `tools` if no other does."""
         return structure_param(request) or "tools"
 
     def read(self, exchange: HttpExchange, body: Body) -> tuple[R, tuple[str, ...]]:
-        """The checked request, and the names of fields that nobody reads."""
+        """The checked request, and the names of its ignored fields."""
         return read_request(self.kind, body, self.service.settings.max_body_values)
 
     def rename(self, error: RequestError, request: R) -> None:
-        """Makes an error about a request that was read name what this route's clients call the field."""
+        """Changes the error to the name that this route's clients use for the field."""
 
     def settle(self, job: RequestJob[R]) -> None:
         """Decisions that need the prompts."""
@@ -142,7 +143,7 @@ class PromptRoute(ABC, Generic[R]):
             raise
 
     async def _take_in(self, exchange: HttpExchange) -> RequestJob[R]:
-        """The job of an exchange, whose place is held until the exchange ends."""
+        """The job of an exchange. Its place is kept until the exchange ends."""
         service, settings = self.service, self.service.settings
         service.check_open()
         assert exchange.caller is not None, "its key was checked"
@@ -162,7 +163,7 @@ class PromptRoute(ABC, Generic[R]):
         return job
 
     async def _make_job(self, exchange: HttpExchange, parts: list[Body], place: Place) -> RequestJob[R]:
-        """Takes the parts of the body out of their list."""
+        """Empties `parts`, so that the body can be freed early."""
         service, caller = self.service, place.caller
         if self.may_continue or not _is_short(parts, place.num_bytes):
             job, messages = await service.workers.in_parser(caller, self._take_long, exchange, parts, place)
@@ -186,7 +187,7 @@ class PromptRoute(ABC, Generic[R]):
     def _take_short(
         self, exchange: HttpExchange, parts: list[Body], place: Place
     ) -> tuple[RequestJob[R], list[Any] | None] | ReadRequest[R]:
-        """The job, with its prompt if that is text; what was read if more than that is for threads."""
+        """The job, with its prompt if it has no media; or the request as read, if the rest is work for a thread."""
         read = self._read(exchange, parts)
         if not self.is_simple(read.request):
             return read
@@ -274,7 +275,7 @@ class PromptRoute(ABC, Generic[R]):
         try:
             job.prompts = self.prompts(job.request, messages, allowance)
             self.settle(job)
-        except RecursionError:  # recursive checks fail at some depth, if the JSON parser did not
+        except RecursionError:  # the JSON parser allows deeper nesting than recursive checks do
             raise RequestError("the body is nested too deeply", code="invalid_json") from None
         decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
         if decoding:
@@ -283,16 +284,16 @@ class PromptRoute(ABC, Generic[R]):
 
 
 def _is_short(parts: list[Body], num_bytes: int) -> bool:
-    """Joins the parts of a body that may be."""
-    if num_bytes > MOST_LOOP_BYTES:
+    """Whether a body is short but for its images. Joins its parts in place if it may be."""
+    if num_bytes > MAX_LOOP_BYTES:
         return False
     body = joined(parts)
     parts.append(body)
-    return size_beside_urls(body) <= SHORT_BYTES
+    return size_without_urls(body) <= SHORT_BYTES
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:
-    """Whether any source must be loaded first. Not so for an image's data URL, which the processor reads in the thread
+    """Whether any media source must be loaded first. An image's data URL need not: the processor reads it in the thread
     that decodes it. Malformed messages are left for the processor to refuse."""
     return not all(_is_inline(ref) for _, _, ref in find_sources(messages))
 
@@ -302,7 +303,7 @@ def _is_inline(ref: MediaRef) -> bool:
 
 
 def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
-    """A time of the monotonic clock: what the request asks for, within the server's limit."""
+    """The request's deadline on the monotonic clock, within the server's limit."""
     header = exchange.headers.get(TIMEOUT_HEADER)
     if asked is None and header is not None:
         try:

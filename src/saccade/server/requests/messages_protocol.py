@@ -1,5 +1,5 @@
 """Request models of Anthropic's Messages API. Messages are checked elsewhere: `messages_request` reads their blocks,
-`inputs.text.chat_messages` what those become."""
+and `inputs.text.chat_messages` checks the result."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -57,7 +57,7 @@ class OutputConfig(Wire):
 
 
 class CountTokensRequest(Wire):
-    """What makes a prompt."""
+    """The fields that shape the prompt."""
 
     model: str | None = None
     messages: BlockMessages

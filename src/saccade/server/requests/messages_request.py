@@ -33,7 +33,7 @@ _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
 
 
 def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat:
-    """`has_reasoning`: the server takes reasoning out of the text, so that thinking can be shown."""
+    """`has_reasoning`: the server separates reasoning from the text, so it can return thinking."""
     builder = ChatBuilder()
     if asked.system:
         builder.add({"role": "system", "content": _system(asked.system)}, "system")
@@ -41,7 +41,9 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
         _add_message(builder, message, f"messages[{i}]")
     is_continued = bool(asked.messages) and asked.messages[-1]["role"] == "assistant"
     if is_continued and builder.messages[-1].get("tool_calls"):
-        raise wrong("tool_use needs a message with its tool_result behind it", f"messages[{len(asked.messages) - 1}]")
+        raise wrong(
+            "tool_use must be followed by a message with its tool_result", f"messages[{len(asked.messages) - 1}]"
+        )
     fields: dict[str, Any] = {name: getattr(asked, name, None) for name in _SAME}
     fields |= _tool_fields(asked) | _thinking_fields(asked, has_reasoning=has_reasoning)
     if isinstance(asked, MessagesRequest):
@@ -78,7 +80,7 @@ def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
 
 
 def _add_user(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
-    """Results of tools are messages of their own; the order is kept."""
+    """Tool results become separate messages; the order is kept."""
     parts: list[dict[str, Any]] = []
     places: list[str] = []
     for j, block in enumerate(blocks):
@@ -197,7 +199,7 @@ def _tool_fields(asked: CountTokensRequest) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         kind = shown(tool["type"])
-        raise unsupported(f"a tool of type {kind} is run by another server; only tools of your own are supported", at)
+        raise unsupported(f"a tool of type {kind} is not supported; only tools that the client runs are", at)
     if not isinstance(tool.get("input_schema"), dict):
         raise wrong("a tool needs an input_schema that is a JSON schema", f"{at}.input_schema")
     function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
@@ -207,7 +209,8 @@ def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _thinking_fields(asked: CountTokensRequest, *, has_reasoning: bool) -> dict[str, Any]:
-    """Templates that can switch thinking read enable_thinking; without `thinking`, and with adaptive, theirs holds."""
+    """Templates that can switch thinking read enable_thinking. Without `thinking`, or if adaptive, they use their
+    default."""
     thinking: Thinking | None = asked.thinking
     variables = asked.chat_template_kwargs
     if thinking is None:

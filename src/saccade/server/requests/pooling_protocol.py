@@ -24,7 +24,7 @@ _CONTENT = {"anyOf": [_STRING, json_object(text=_STRING, image=_STRING)]}
 
 
 def _read_items(value: Any) -> Any:
-    """One item or a list of them; what an item may be is checked later, in a worker thread."""
+    """Checks for one item or a list of them. The items are checked later, in a worker thread."""
     if isinstance(value, str | dict) or (isinstance(value, list) and all(isinstance(v, str | dict) for v in value)):
         return value
     raise PydanticCustomError("items", "must be text or an object, or a list of these")
@@ -56,7 +56,7 @@ class PoolingRequest(Wire):
 
 
 class EmbeddingRequest(PoolingRequest):
-    """`input`, or `messages`, whose conversation gets one embedding."""
+    """`input` with one or more texts, or `messages`, a conversation that gets one embedding."""
 
     input: PromptField | None = None
     messages: Messages | None = None
@@ -71,7 +71,7 @@ class EmbeddingRequest(PoolingRequest):
 
 
 class ScoreRequest(PoolingRequest):
-    """One text against one or many, or pairs; `queries` and `documents` are other names."""
+    """One text against one or many, or pairs; `queries` and `documents` are aliases."""
 
     text_1: Items | None = None
     text_2: Items | None = None

@@ -1,8 +1,8 @@
 """Request models. pydantic checks requests only; replies are written by hand (see reply.py).
 
-Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade lacks
-are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that images
-of megabytes are neither copied nor matched; `inputs.text.chat_messages` checks them.
+Unknown fields are ignored, as in every server of this API. Fields that would change the answer but are not supported
+are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that large
+images are neither copied nor matched; `inputs.text.chat_messages` checks them.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# One wrong item is enough: pydantic would keep an error for each of a million.
+# Stop at the first wrong item: pydantic would keep an error for each of a million.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-MAX_BIASES = 4096  # checked; how many are allowed says `request_params`
+MAX_BIASES = 4096  # a cheap early check; `request_params` has the real limit
 
 
 def _few_biases(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise PydanticCustomError("biases", "has {num} tokens, which are too many", {"num": len(value)})
+        raise PydanticCustomError("biases", "has too many tokens ({num})", {"num": len(value)})
     return value
 
 
@@ -70,11 +70,11 @@ ProcessorKwargs = Annotated[
 ]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
 _TEXTS = {"type": "array", "items": _STRING}
-_CHUNK = 2**16  # ids checked at once, so that other threads get a turn
+_CHUNK = 2**16  # ids checked at once; other threads run in between
 
 
 def _read_prompt(value: Any) -> Any:
-    """pydantic would check a million ids against every kind of list, and keep an error for each."""
+    """Checks by hand: pydantic would try every kind of list, and keep an error for each of a million ids."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -110,13 +110,13 @@ PromptField = Annotated[
 
 
 class Wire(BaseModel):
-    """Strict: a string is no number. JSON has one kind of number, so 16.0 passes for 16."""
+    """Strict: a string is not a number. JSON has one kind of number, so 16.0 is accepted as 16."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    # Other servers' fields that would change the answer; values other than these are refused.
+    # Fields of other servers that would change the answer, with the values that would not; others are refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields with their own fields
+    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that are models
 
 
 class StreamOptions(Wire):
@@ -137,7 +137,7 @@ class ResponseFormat(Wire):
 
 
 class StructuredOutputs(Wire):
-    """vLLM's; exactly one kind."""
+    """vLLM's form; one kind at a time."""
 
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -149,7 +149,7 @@ class StructuredOutputs(Wire):
 
 
 class SamplingFields(Wire):
-    """How tokens are chosen and when they end, under the names that OpenAI, vLLM and SGLang share."""
+    """How tokens are sampled and when to stop, under the names that OpenAI, vLLM and SGLang share."""
 
     n: Int | None = None
     temperature: Number | None = None
@@ -167,7 +167,7 @@ class SamplingFields(Wire):
 
 
 class SamplingRequest(SamplingFields):
-    """What chat, completions and their relatives have in common."""
+    """Fields that chat and text completions share."""
 
     model: str | None = None
     max_tokens: Int | None = None
@@ -283,7 +283,7 @@ class GenerateRequest(Wire):
 
 
 class TokenizeRequest(Wire):
-    """Text, or messages as the chat template writes them."""
+    """A text, or messages to be written by the chat template."""
 
     model: str | None = None
     prompt: str | None = None

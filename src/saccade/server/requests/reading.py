@@ -1,4 +1,4 @@
-"""Bodies to checked requests. Runs in worker threads if a body is long: it may have megabytes."""
+"""Turns bodies into checked requests. Long bodies are read in worker threads, as they may have megabytes."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def read_request(kind: type[Model], body: Body, max_values: int = MAX_BODY_VALUES) -> tuple[Model, tuple[str, ...]]:
-    """The checked request and the names of fields that nobody reads."""
+    """The checked request, and the names of its ignored fields."""
     raw = parse_json(body, max_values)
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
@@ -57,8 +57,8 @@ def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """The first problem; for a field with several allowed types, the most deeply nested one. pydantic's texts name
-    types and limits, not values."""
+    """The first problem; if the field allows several types, the most deeply nested one. pydantic's texts name types and
+    limits, not values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
     chosen = max(same, key=lambda item: len(_places(item["loc"])))
@@ -75,7 +75,7 @@ def _words(message: str) -> str:
 
 
 def _places(loc: tuple[int | str, ...]) -> list[int | str]:
-    """The problem's path without names made up by the client and without the type names of unions."""
+    """The path to the problem, without names that the client made up and without the type names of unions."""
     return [place for place in loc if isinstance(place, int) or (_FIELD_NAME.fullmatch(place) and place not in _KINDS)]
 
 

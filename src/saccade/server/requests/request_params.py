@@ -43,7 +43,9 @@ def chat_params(
     fields = _common(request, settings, defaults)
     if calls is not None:
         if "grammar" in fields:
-            raise RequestError("a forced tool call leaves no room for other structure", param="tool_choice")
+            raise RequestError(
+                "a forced tool call cannot be combined with other structured output", param="tool_choice"
+            )
         fields["grammar"] = calls
     fields["max_tokens"] = longest
     _check_empty(request, longest, "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens")
@@ -80,7 +82,7 @@ def generate_params(request: GenerateRequest, settings: ServerSettings, defaults
 
 
 def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
-    """The request's values; where unset, the checkpoint's, else the defaults of `SamplingParams`."""
+    """The request's values; if unset the checkpoint's, else none, so that the defaults of `SamplingParams` apply."""
     values: dict[str, Any] = {name: getattr(request, name) for name in _shared_names(type(request))}
     if defaults is not None:
         values |= {name: getattr(defaults, name) for name in _SUGGESTED if values.get(name) is None}
@@ -97,14 +99,14 @@ def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings,
 
 @cache
 def _shared_names(kind: type[BaseModel]) -> tuple[str, ...]:
-    """The sampling parameters that requests of a kind have under the same name."""
+    """The sampling parameters that a request model has under the same name."""
     return tuple(field.name for field in fields_of(SamplingParams) if field.name in kind.model_fields)
 
 
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
-    """Zero tokens make sense only for the prompt's scores; otherwise it is a mistake."""
+    """Zero tokens make sense only to score the prompt; otherwise they are a mistake."""
     if longest == 0 and not is_scored and request.prompt_logprobs is None:
-        text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
+        text = f"{name} is 0; it must be at least 1 unless prompt_logprobs is set"
         raise RequestError(text, param=name, code="invalid_value")
 
 
@@ -122,7 +124,7 @@ def _stop(stop: str | list[str] | None, settings: ServerSettings) -> str | list[
 
 
 def _checked(fields: dict[str, Any], names: dict[str, str]) -> SamplingParams:
-    """Errors use the request's name for a field."""
+    """Raises errors with the request's names of fields."""
     try:
         return SamplingParams(**fields)
     except RequestError as error:

@@ -57,7 +57,7 @@ class TextConfig(Wire):
 
 
 class ReasoningConfig(Wire):
-    """Of the efforts only "none" means something: templates can switch thinking off, not measure it."""
+    """Only the effort "none" has an effect: templates can switch thinking off, not limit it."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

@@ -43,7 +43,7 @@ class ResponsesChat(TranslatedChat):
 
 
 def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: bool) -> ResponsesChat:
-    """`before` is the conversation that the input goes on with."""
+    """`before` is the conversation that the input continues."""
     _check(asked)
     items = input_items(asked)
     builder = ChatBuilder()
@@ -73,7 +73,7 @@ def _check(asked: ResponsesRequest) -> None:
     if asked.truncation == "auto":
         text = "auto is not supported; send disabled, and leave out of the input what does not fit"
         raise unsupported(text, "truncation")
-    try:  # they are a part of every reply
+    try:  # every reply repeats them
         orjson.dumps([[[asked.tools, asked.tool_choice, asked.text and asked.text.model_dump()]]])
     except TypeError:
         raise wrong("tools, tool_choice or text are nested too deeply", "tools") from None
@@ -109,7 +109,7 @@ def _add_message(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
             parts = "".join(_text_of(part, place) for part, place in zip(parts, places, strict=True))
         last = builder.messages[-1] if builder.messages else {}
         if last.get("role") == "assistant" and not last["content"] and not last.get("tool_calls"):
-            last["content"] = parts  # the answer behind its reasoning
+            last["content"] = parts  # the answer that follows the reasoning
             return
         places = []
     builder.add({"role": role, "content": parts}, at, parts=places)
@@ -142,13 +142,13 @@ def _part(part: Any, at: str) -> dict[str, Any]:
 
 def _text_of(part: dict[str, Any], at: str) -> str:
     if part["type"] != "text":
-        raise wrong("a message of the assistant can have text only", at)
+        raise wrong("an assistant message can only have text", at)
     text: str = part["text"]
     return text
 
 
 def _add_call(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
-    """Calls belong to the assistant's message before them."""
+    """Adds a call to the assistant's message before it."""
     call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
     if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
         raise wrong("function_call needs call_id, name and arguments, which is JSON text", at)
@@ -169,7 +169,7 @@ def _add_output(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
 
 
 def _add_reasoning(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
-    """What the model thought before the answer that follows, if the item has it in plain text."""
+    """Adds the reasoning before an answer, if the item has it in plain text."""
     content = item.get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
@@ -183,9 +183,7 @@ def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
     if isinstance(choice, dict):
         if choice.get("type") != "function":
             kind = shown(choice.get("type"))
-            raise unsupported(
-                f"one of type {kind} is not supported; use none, auto, required or a function", "tool_choice"
-            )
+            raise unsupported(f"type {kind} is not supported; use none, auto, required or a function", "tool_choice")
         choice = {"name": choice.get("name")}
     return {"tools": tools or None, "tool_choice": choice}
 
@@ -193,7 +191,7 @@ def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         kind = shown(tool.get("type"))
-        raise unsupported(f"a tool of type {kind} is not supported; only functions of your own are", at)
+        raise unsupported(f"a tool of type {kind} is not supported; only functions are", at)
     return {"type": "function", "function": {k: v for k, v in tool.items() if k in _FUNCTION and v is not None}}
 
 

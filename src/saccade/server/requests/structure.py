@@ -1,4 +1,4 @@
-"""All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
+"""Reduces all the ways to ask for structured output to one grammar. None of them is ever ignored."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,9 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     asked = _asked(request)
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
-        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
+        raise RequestError(
+            f"{names} both ask for structured output; send one of them", param=asked[1][0], code="invalid_value"
+        )
     return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
 
 
@@ -36,7 +38,7 @@ def structure_param(request: object) -> str | None:
 
 
 def _wants_whitespace(request: SamplingRequest | GenerateParams) -> bool:
-    """JSON is compact unless `disable_any_whitespace` is false, in vLLM's structured_outputs or beside the others."""
+    """JSON is compact unless `disable_any_whitespace` is false, in structured_outputs or at the top level."""
     inner = getattr(request, "structured_outputs", None)
     wishes = (getattr(where, "disable_any_whitespace", None) for where in (inner, request))
     return next((wish for wish in wishes if wish is not None), True) is False
@@ -93,5 +95,5 @@ def _grammar(name: str, kind: Any, value: Any) -> Grammar:
     try:
         return Grammar(kind, orjson.dumps(value).decode())
     except (TypeError, RecursionError):  # orjson's depth limit, or invalid Unicode
-        text = f"{name} is nested too deeply or holds broken text"
+        text = f"{name} is nested too deeply or has invalid text"
         raise RequestError(text, param=name, code="invalid_schema") from None

@@ -1,5 +1,5 @@
-"""Requests of other APIs as chat requests, so that prompts, tools and reasoning have one implementation. Errors found
-later name what the client sent, not what it became."""
+"""Translates requests of other APIs to chat requests, so that prompts, tools and reasoning have one implementation.
+Later errors name the fields that the client sent."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class TranslatedChat(ChatRequest):
-    """A chat request made from another API's; never read from a body itself. `places` has the client's name of each
+    """A chat request made from another API's request, never read from a body. `places` has the client's name of each
     message, part and call."""
 
     places: dict[str, str]
 
 
 class ChatBuilder:
-    """The messages of a chat request, and where they come from."""
+    """Collects the messages of a chat request, and where they come from."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class ChatBuilder:
 
 
 def rename_error(error: RequestError, places: Mapping[str, str], names: Names) -> None:
-    """Uses the client's name of a field, also where the text begins with it."""
+    """Replaces the name of a field by the client's, also at the beginning of the text."""
     param = error.param
     if param is None:
         return
@@ -54,7 +54,7 @@ def unsupported(message: str, param: str) -> RequestError:
 
 
 def shown(value: Any) -> str:
-    """A word that a client made up, if it is fit to be shown."""
+    """A client-supplied word, if it is short and harmless."""
     return value if isinstance(value, str) and _WORD.fullmatch(value) else "unknown"
 
 

@@ -1,1 +1,1 @@
-"""The routes that run the model: OpenAI's, Anthropic's, SGLang's, and those for vectors and scores."""
+"""Routes that run the model: OpenAI's, Anthropic's, SGLang's, and routes for vectors and scores."""

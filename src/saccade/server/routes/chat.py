@@ -83,7 +83,7 @@ def may_call(request: ChatRequest) -> bool:
 def chat_prompt(
     service: Service, request: ChatRequest | TokenizeRequest, messages: Any, tools: Any, allowance: Allowance
 ) -> Prompt:
-    """Images are as large as the request asks, within the limits of the checkpoint and the encoder."""
+    """Images get the size that the request asks for, within the limits of the checkpoint and the encoder."""
     engine = service.engine
     budget = engine.limits.encoder_budget_tokens
     return engine.processor.chat(
@@ -106,7 +106,7 @@ class ChatChoice(ReplyChoice):
     shows_reasoning: bool = True
 
     def read(self, delta: Delta) -> list[Event]:
-        """Splits the model's text into reasoning, content and calls; held-back text comes with the end."""
+        """Splits the model's text into reasoning, content and calls; the end releases held-back text."""
         return [event for event in self._split(delta) if self.shows_reasoning or not isinstance(event, Reasoning)]
 
     def end_reason(self, delta: Delta) -> str | None:
@@ -131,7 +131,7 @@ class ChatChoice(ReplyChoice):
 def new_chat_choice(service: Service, job: RequestJob[ChatRequest]) -> ChatChoice:
     is_parallel, is_streamed = job.request.parallel_tool_calls is not False, bool(job.request.stream)
     parser = new_tool_parser(service.tool_style, is_parallel=is_parallel, is_streamed=is_streamed)
-    # Structure from the first token on leaves no room for the model to open a block itself.
+    # If structure applies from the first token on, the model cannot open a block itself.
     has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
     return ChatChoice(
         tool_parser=parser if may_call(job.request) else None,
@@ -194,12 +194,12 @@ class ChatReply(OpenAIReply[ChatChoice]):
 
 
 def _named(reasoning: str | None) -> dict[str, Any]:
-    """Reasoning under both names: vLLM's newer one, and that of SGLang and older clients."""
+    """Reasoning under both names: vLLM's newer one, and the one of SGLang and older clients."""
     return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def _deltas(event: Event) -> list[bytes]:
-    """The first chunk of a call has its name, those behind it pieces of its arguments."""
+    """The first chunk of a call has its name; the others have pieces of its arguments."""
     match event:
         case Reasoning(text=text):
             delta: dict[str, Any] = _named(text)

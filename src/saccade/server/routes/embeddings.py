@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: OpenAI's, and vLLM's form with messages, for images and videos."""
+"""POST /v1/embeddings: OpenAI's form, and vLLM's with messages for images and videos."""
 
 from base64 import b64encode
 from time import time

@@ -26,7 +26,7 @@ from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 
 Triple = list[Any]  # [log-probability, token id, text]; SGLang leaves the text out unless asked
-MAX_SCHEME = 16  # SGLang's clients also send bare base64, which has no colon
+MAX_SCHEME = 16  # a URL has a colon this early; SGLang's clients also send bare base64, which has none
 
 
 class GenerateRoute(PromptRoute[GenerateRequest]):
@@ -44,7 +44,7 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
         return generate_params(request, self.service.settings, self.service.defaults)
 
     def messages(self, request: GenerateRequest) -> list[Any] | None:
-        """The images as a message, the form that the media loader reads."""
+        """The images as a message, which the media loader can read."""
         if not request.image_data:
             return None
         message = as_message(request)
@@ -95,7 +95,7 @@ def as_message(request: GenerateRequest) -> list[Any]:
 
 @dataclass(slots=True)
 class _Output:
-    """One growing output. Every streamed chunk contains all of it, so nothing is rebuilt for a chunk."""
+    """One growing output. Every streamed chunk has all of it, so its parts are made once and kept."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -149,7 +149,7 @@ class GenerateReply(Reply):
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _finish(self, output: _Output, delta: Delta) -> dict[str, Any] | None:
-        """Why the text ended, if it did: for a stop, the token or string, or the model's own end token."""
+        """Why the text ended, if it did. For a stop, `matched` is the token or string, or the model's own end token."""
         match delta.finish_reason:
             case None:
                 return None

@@ -52,7 +52,7 @@ def is_messages_path(path: str) -> bool:
 
 
 def use_messages_errors(exchange: HttpExchange) -> None:
-    """Whatever fails, from the key on, is told as this API's clients expect."""
+    """Makes all errors, even about the key, look as this API's clients expect."""
 
     def envelope(error: HttpError) -> dict[str, Any]:
         return messages_error(error, exchange.id)

@@ -63,7 +63,7 @@ class MessagesReply(Reply):
         return {**head, "content": content, **self._end, "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
-        """Tokens from the cache are counted apart from the other input, as this API has it."""
+        """This API counts cached tokens apart from the other input."""
         usage = self.answer.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -84,10 +84,10 @@ class MessagesReply(Reply):
 
 
 class BlockWriter:
-    """Content blocks in the order in which they come, and the events that tell of them. One is open at a time."""
+    """Content blocks in order of arrival, and the events that announce them. One is open at a time."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[Fields, list[str]]] = []  # as they begin, and what is added to them
+        self._blocks: list[tuple[Fields, list[str]]] = []  # each as it began, and the texts added since
         self._is_open = False
 
     def add(self, event: Event) -> list[Fields]:
@@ -117,7 +117,7 @@ class BlockWriter:
         return [_filled(block, "".join(texts)) for block, texts in self._blocks]
 
     def _begin(self, block: Fields) -> list[Fields]:
-        """Goes on with a block of the same type."""
+        """Starts a block, unless one of the same type is open."""
         if self._is_open and self._blocks[-1][0]["type"] == block["type"]:
             return []
         closed = self.close()
@@ -131,7 +131,7 @@ class BlockWriter:
 
 
 def messages_error(error: HttpError, request_id: str) -> Fields:
-    """Anthropic's envelope; `param` and `code` are additions of this server."""
+    """Anthropic's envelope, with `param` and `code` added."""
     found = error.envelope()["error"]
     found["type"] = _ERROR_TYPES.get(error.status, found["type"])
     return {"type": "error", "error": found, "request_id": request_id}

@@ -1,4 +1,4 @@
-"""POST /v1/score and /v1/rerank: how well documents fit a query, by the model's own yes or no."""
+"""POST /v1/score and /v1/rerank: how well documents match a query, judged by the model's own yes or no."""
 
 import re
 from abc import abstractmethod
@@ -28,19 +28,19 @@ _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 
 @dataclass(frozen=True, slots=True)
 class JudgedPairs:
-    """The contents of a request, what it calls each, and which pairs of them are judged."""
+    """The contents of a request, the client's name of each, and the pairs to judge."""
 
     contents: list[Content]
     names: list[str]
     pairs: list[tuple[int, int]]
 
     def as_messages(self) -> list[Any]:
-        """A message for each, the form that the media loader reads."""
+        """Each content as a message, which the media loader can read."""
         return [{"role": "user", "content": content} for content in self.contents]
 
 
 class RankingRoute(PromptRoute[R]):
-    """Every pair is a prompt of its own, so pairs of one query share its part of the prefix cache."""
+    """Every pair is a separate prompt; pairs with the same query share its blocks in the prefix cache."""
 
     has_answer = False
 
@@ -64,7 +64,7 @@ class RankingRoute(PromptRoute[R]):
         return bool(find_sources(self.compared(request).as_messages()))
 
     async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
-        """One after the other: how many media there may be is a limit of each prompt."""
+        """Loads messages one by one, because the limit on media is per prompt."""
         loaded = []
         for i, message in enumerate(messages):
             try:
@@ -132,7 +132,7 @@ class RerankRoute(RankingRoute[RerankRequest]):
 
     def params(self, request: RerankRequest) -> SamplingParams:
         if request.top_n is not None and request.top_n < 1:
-            raise RequestError(f"top_n is {request.top_n}; at least 1 is needed", param="top_n", code="invalid_value")
+            raise RequestError(f"top_n is {request.top_n}; it must be at least 1", param="top_n", code="invalid_value")
         return super().params(request)
 
     def compared(self, request: RerankRequest) -> JudgedPairs:
@@ -168,7 +168,7 @@ class RerankReply(VectorReply):
         super().__init__(service, exchange, job)
         wants_documents = job.request.return_documents is not False
         self._texts = [plain_text(compared.contents[second]) for _, second in compared.pairs] if wants_documents else []
-        job.request.documents, job.request.query = [], ""  # media of megabytes
+        job.request.documents, job.request.query = [], ""  # they may have megabytes of media
 
     def body(self) -> Any:
         scores = [score_of(vector) for vector in self.found()]
@@ -182,7 +182,7 @@ class RerankReply(VectorReply):
         }
 
     def _document(self, index: int) -> dict[str, Any]:
-        """The text only: media are not sent back."""
+        """Only the text; media are not sent back."""
         return {"document": {"text": self._texts[index]}} if self._texts else {}
 
 
@@ -198,7 +198,7 @@ def _listed(items: Any) -> list[Any]:
 
 
 def _read(groups: list[tuple[str, list[Any]]]) -> tuple[list[Content], list[str]]:
-    """Contents and names of all items; an empty text is judged like any other."""
+    """The contents and names of all items. An empty text is judged like any other."""
     named = [(name, i, item) for name, items in groups for i, item in enumerate(items)]
     sizes = {name: len(items) for name, items in groups}
     names = [f"{name}[{i}]" if sizes[name] > 1 else name for name, i, _ in named]

@@ -11,11 +11,11 @@ from saccade.server.requests.reading import read_request
 from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.server.requests.responses_request import NAMES, input_items, to_chat
 from saccade.server.requests.translated import TranslatedChat, rename_error
-from saccade.server.response_store import NOTHING_SAID, StoredConversation
+from saccade.server.response_store import EMPTY_CONVERSATION, StoredConversation
 from saccade.server.routes.chat import ChatRoute
 from saccade.server.routes.responses_reply import ResponsesReply, response_key
 
-NO_STORE = "responses are not kept here; start the server with --response-store-bytes"
+NO_STORE = "this server does not store responses; start it with --response-store-bytes"
 
 
 class ResponsesRoute(ChatRoute):
@@ -50,14 +50,14 @@ class ResponsesRoute(ChatRoute):
 
     def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> StoredConversation:
         if asked.previous_response_id is None:
-            return NOTHING_SAID
+            return EMPTY_CONVERSATION
         store = self.service.responses
         if not store.is_on:
             raise _no_store("previous_response_id", "or send the whole conversation as input")
         assert exchange.caller is not None, "its key was checked"
         found = store.get(exchange.caller.name, asked.previous_response_id)
         if found is None:
-            text = "previous_response_id: there is no such response of this caller; it was not stored, or is gone"
+            text = "previous_response_id: this caller has no such response; it was not stored, or was evicted"
             code = "previous_response_not_found"
             raise RequestError(text, param="previous_response_id", code=code, status=404)
         return found

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's Responses API: items of output, whole or as events."""
+"""Replies of OpenAI's Responses API: output items, whole or as events."""
 
 from dataclasses import dataclass, field
 from time import time
@@ -52,7 +52,7 @@ class ResponsesReply(Reply):
         return self._response()
 
     def ending(self) -> bytes:
-        """The last event has the usage, which is complete only now."""
+        """The last event, which has the usage."""
         last = {"type": f"response.{self._status}", "response": self._response()}
         return self._write([last]) if self.job.request.stream else b""
 
@@ -96,7 +96,7 @@ class ResponsesReply(Reply):
         }
 
     def _echo(self) -> Fields:
-        """What does not change while the answer grows, most of it as it was asked for."""
+        """The fields that do not change while the answer grows; most repeat the request."""
         assert isinstance(self.job.request, ResponsesChat)
         asked, params = self.job.request.asked, self.job.params
         text = asked.text.model_dump(by_alias=True, exclude_none=True) if asked.text is not None else {}
@@ -135,23 +135,23 @@ class ResponsesReply(Reply):
 
 
 def response_key(exchange: HttpExchange) -> tuple[str, str]:
-    """Who asked, and the id of the response."""
+    """The caller, and the id of the response."""
     assert exchange.caller is not None, "its key was checked"
     return exchange.caller.name, f"resp_{exchange.unique_id}"
 
 
 @dataclass(slots=True)
 class _OpenItem:
-    """A message or reasoning, to which text is added."""
+    """A message or reasoning item that is still growing."""
 
     item: Fields
     part: Fields
-    events: str  # what the names of its events begin with
+    events: str  # prefix of the names of its events
     texts: list[str] = field(default_factory=list)
 
 
 class ItemWriter:
-    """Items in the order in which they come, and the events that tell of them. One is open at a time."""
+    """Output items in order of arrival, and the events that announce them. One is open at a time."""
 
     def __init__(self, unique_id: str) -> None:
         self.done: list[Fields] = []

@@ -66,7 +66,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
         return json_reply({"prompt": text})
 
     def params(self, request: DetokenizeRequest) -> SamplingParams:
-        """Ids without a text are refused: skipping them would give the text of other ids."""
+        """Refuses ids without a text: skipping them would give the text of other ids."""
         num_tokens, tokenizer = len(request.tokens), self.service.engine.processor.tokenizer
         if num_tokens > MAX_DETOKENIZED:
             text = f"there are {num_tokens} tokens; the limit is {MAX_DETOKENIZED}"
@@ -74,7 +74,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
         unknown = {token for token in set(request.tokens) if tokenizer.token_text(token) is None}
         for i, token in enumerate(request.tokens if unknown else ()):
             if token in unknown:
-                text = f"tokens[{i}] is {token}, which is no token of the vocabulary"
+                text = f"tokens[{i}] is {token}, which is not in the vocabulary"
                 raise RequestError(text, param=f"tokens[{i}]", code="invalid_value")
         return SamplingParams()
 
@@ -85,7 +85,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
 
 
 class RenderRoute(ChatRoute):
-    """A chat request as the model would see it: checked like one, but not run."""
+    """A chat request as the model would see it: checked but not run."""
 
     is_count = True
 

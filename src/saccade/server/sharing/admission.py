@@ -1,4 +1,4 @@
-"""Limits on admitted requests, counted before anything is read or decoded, so that a full server answers at once."""
+"""Limits on admitted requests, checked before anything is read or decoded, so that a full server refuses at once."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from saccade.server.http_errors import HttpError
 from saccade.server.sharing.callers import Caller
 
 REMEMBERED, RECENT_S = 64, 120.0
-MOST_RETRY_S = 600.0
-KEPT = 8  # a share of one in so many places is for callers who have few, and for requests without media
-SMALL_BYTES = 2**20  # of a request; the same share of the memory is for those
+MAX_RETRY_S = 600.0
+KEPT = 8  # one place in eight is reserved for callers with few requests, and one for requests without media
+SMALL_BYTES = 2**20  # an eighth of the memory is reserved for requests up to this size
 
 
 class Place:
-    """One admitted request: its body is read, it is prepared, then handed to the engine. Its memory is released when it
-    is handed on or leaves, but not before the thread preparing it has stopped."""
+    """One admitted request: its body is read, it is prepared, then passed to the engine. Its memory is released when it
+    is passed on or leaves, but not before the thread that prepares it has stopped."""
 
     def __init__(self, admission: "Admission", caller: Caller) -> None:
         self._admission, self._caller = admission, caller
@@ -29,12 +29,12 @@ class Place:
 
     @property
     def caller(self) -> str:
-        """The name of who sent it."""
+        """The caller's name."""
         return self._caller.name
 
     @property
     def num_bytes(self) -> int:
-        """What it holds: before it is prepared, its body."""
+        """Memory counted so far; until the request is prepared, that is its body."""
         return self._num_bytes
 
     def hold(self, num_bytes: int) -> None:
@@ -65,7 +65,7 @@ class Place:
         admission.pending += 1
 
     def prepare_media(self) -> None:
-        """The request has images or videos, which may take long: they leave places to text, also of the same caller."""
+        """The request has images or videos. As these may take long, they leave places to text, even of one caller."""
         admission = self._admission
         if admission.pending_media >= admission.max_pending - 2 * (admission.max_pending // KEPT):
             raise admission.refusal(f"{admission.pending_media} requests with media are being prepared")
@@ -123,7 +123,7 @@ class EndRate:
         self._ends.append(monotonic())
 
     def seconds_for(self, num_ends: int) -> float | None:
-        """How long so many requests take to end; None if too few did lately."""
+        """How long `num_ends` requests take to end; None if too few ended lately."""
         now = monotonic()
         lately = [end for end in self._ends if end > now - RECENT_S]
         return num_ends * (now - lately[0]) / len(lately) if len(lately) > 1 else None
@@ -132,14 +132,14 @@ class EndRate:
 class Admission:
     """`inside` counts all admitted requests, `reading` those whose body is still arriving, `pending` those being
     prepared (`pending_media` those with images or videos), `pending_bytes` the memory of both. Slow senders take no
-    places from other clients, and a caller who has many places leaves the last ones to others."""
+    places from other clients, and a caller with many places leaves the last ones to others."""
 
     def __init__(
         self, *, max_inside: int, max_reading: int, max_pending: int, max_pending_bytes: int, retry_after_s: float
     ) -> None:
         self.max_inside, self.max_reading = max_inside, max_reading
         self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
-        self.max_running = 0  # of `max_inside`; the others wait
+        self.max_running = 0  # out of `max_inside`; the others wait
         self._retry_after_s = retry_after_s
         self.pace = EndRate()
         self.inside = self.reading = self.pending = self.pending_media = self.pending_bytes = 0
@@ -171,20 +171,20 @@ class Admission:
         if self._is_taken(caller, self.pending, self.max_pending):
             raise self.refusal(f"{self.pending} requests are being prepared")
 
-    def refusal(self, met: str) -> CapacityError:
+    def refusal(self, reason: str) -> CapacityError:
         self.num_refused += 1
-        return CapacityError(f"{met}, which is the limit; try again later", retry_after_s=self.drained_s())
+        return CapacityError(f"{reason}, which is the limit; try again later", retry_after_s=self.drained_s())
 
     def drained_s(self) -> float:
-        """When those who wait now have begun, if requests end as fast as they did lately."""
+        """How long until all requests that wait now have started, if requests end as fast as they did lately."""
         return self._bounded(self.pace.seconds_for(max(self.inside - self.reading - self.max_running, 1)))
 
     def _one_ends_s(self, caller: Caller) -> float:
-        """When the first of a caller's requests ends, if they take as long as those of others."""
+        """How long until one of the caller's requests ends, if they take as long as those of others."""
         return self._bounded(self.pace.seconds_for(max(self.inside // max(caller.inside, 1), 1)))
 
     def _bounded(self, seconds: float | None) -> float:
-        return self._retry_after_s if seconds is None else min(max(seconds, self._retry_after_s), MOST_RETRY_S)
+        return self._retry_after_s if seconds is None else min(max(seconds, self._retry_after_s), MAX_RETRY_S)
 
     def _check_share(self, caller: Caller) -> None:
         most = max(1, int(caller.limits.queue_share * self.max_inside))
@@ -199,6 +199,6 @@ class Admission:
         return num >= limit or self._is_flood(caller, num, limit)
 
     def _is_flood(self, caller: Caller, num: int, limit: int) -> bool:
-        """Whether only the places are left that are kept for callers who have few."""
+        """Whether the caller has many places, and only those reserved for callers with few are left."""
         kept = limit // KEPT
         return 0 < kept < caller.inside and num >= limit - kept

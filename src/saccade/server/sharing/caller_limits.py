@@ -1,4 +1,4 @@
-"""What each caller may take of the server: read from a YAML file (`--limits`)."""
+"""Limits of each caller, read from a YAML file (`--limits`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,9 +19,9 @@ class CallerLimits:
 
     max_requests: int = 0  # running and waiting together
     tokens_per_minute: int = 0  # of prompts and answers
-    queue_share: float = 1.0  # the most of the server's places
-    weight: float = 1.0  # twice the weight, twice the turns
-    priority: bool = False  # may come before others (a negative priority)
+    queue_share: float = 1.0  # most of the server's places, as a fraction
+    weight: float = 1.0  # a caller with twice the weight gets twice the turns
+    priority: bool = False  # may go ahead of others with a negative priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class LimitsFile:
 
 
 def read_limits(path: str, *, allow_priority: bool = False) -> LimitsFile:
-    """`default` holds for everybody whom `callers` does not name. Without a file there are no limits."""
+    """`default` applies to everybody whom `callers` does not name. Without a file there are no limits."""
     own = CallerLimits(priority=allow_priority)
     if not path:
         return LimitsFile(own)
@@ -80,7 +80,7 @@ def _limits(given: Mapping[Any, Any], where: str, default: CallerLimits) -> Call
     for name, value in given.items():
         kind, low, high = _RANGES[name]
         is_right = isinstance(value, bool) if kind is bool else isinstance(value, kind) and not isinstance(value, bool)
-        if not is_right or not low <= value <= high:  # which no NaN is
+        if not is_right or not low <= value <= high:  # NaN fails too
             what = "true or false" if kind is bool else f"a number from {low:g} to {high:g}"
             raise ConfigError(f"{where}: {name} is {_shown(value)}; it must be {what} (--limits)")
         chosen[name] = value
@@ -88,7 +88,7 @@ def _limits(given: Mapping[Any, Any], where: str, default: CallerLimits) -> Call
 
 
 def _shown(value: Any) -> str:
-    """A few lines can stand for a list of millions, and a number can be too long to be written."""
+    """Short, whatever the file has: a few YAML lines can describe a list of millions, and a number can be huge."""
     if not isinstance(value, bool | int | float | str):
         return f"a {type(value).__name__}"
     return repr(value)[:MAX_SHOWN] if not isinstance(value, int) or abs(value) < 10**MAX_SHOWN else "a huge number"

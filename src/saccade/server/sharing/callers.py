@@ -1,4 +1,4 @@
-"""Who calls, and what each caller has taken: a key's name, or an address where there are no keys."""
+"""Callers and what each has used. A caller is the name of a key, or an address where there are no keys."""
 
 import ipaddress
 from functools import lru_cache
@@ -7,17 +7,17 @@ from time import monotonic
 from saccade.server.http_errors import HttpError
 from saccade.server.sharing.caller_limits import CallerLimits, LimitsFile
 
-MANY = 4096  # callers to remember before those without anything are dropped
+MANY = 4096  # callers remembered before idle ones are dropped
 
 
 class Caller:
-    """`inside` are its requests in the server. Its tokens are counted when they are known; a caller that took more
-    than its rate waits until it has paid them back, and what runs goes on."""
+    """`inside` counts its requests in the server. Tokens are charged when their number is known. A caller that exceeded
+    its rate must wait until it is paid back; its running requests continue."""
 
     def __init__(self, name: str, limits: CallerLimits) -> None:
         self.name, self.limits = name, limits
         self.inside = 0
-        self._tokens = float(limits.tokens_per_minute)  # that it may take at once
+        self._tokens = float(limits.tokens_per_minute)  # what it may use at once
         self._since = monotonic()
 
     @property
@@ -26,17 +26,17 @@ class Caller:
         return self.inside == 0 and self._tokens >= self.limits.tokens_per_minute
 
     def check(self, wait_s: float) -> None:
-        """Raises if it may not send another request now. `wait_s` is when one of its own is expected to end."""
+        """Raises if the caller may not send another request now. `wait_s` is how soon one of its own may end."""
         limits = self.limits
         if limits.max_requests and self.inside >= limits.max_requests:
-            met = f"{self.inside} requests of this caller are running and waiting"
-            raise _too_many(f"{met}; the limit is {limits.max_requests} (max_requests)", wait_s)
+            found = f"{self.inside} requests of this caller are running and waiting"
+            raise _too_many(f"{found}; the limit is {limits.max_requests} (max_requests)", wait_s)
         if limits.tokens_per_minute:
             self._refill()
             if self._tokens <= 0:
                 rate = limits.tokens_per_minute / 60
-                met = f"this caller took more than {limits.tokens_per_minute} tokens a minute"
-                raise _too_many(f"{met}, which is its limit (tokens_per_minute)", (1 - self._tokens) / rate)
+                found = f"this caller used more than {limits.tokens_per_minute} tokens a minute"
+                raise _too_many(f"{found}, which is its limit (tokens_per_minute)", (1 - self._tokens) / rate)
 
     def take(self, num_tokens: int) -> None:
         if self.limits.tokens_per_minute:
@@ -45,8 +45,8 @@ class Caller:
 
     def check_priority(self, priority: int) -> None:
         if priority < 0 and not self.limits.priority:
-            text = f"priority is {priority}; only callers that may come before others (priority: true in the file of "
-            text += "--limits, or --allow-priority for all) may set one below 0"
+            text = f"priority is {priority}; only callers with priority: true in the --limits file may set one below 0"
+            text += " (or all callers, with --allow-priority)"
             raise HttpError(403, text, code="priority_not_allowed", param="priority")
 
     def _refill(self) -> None:
@@ -57,7 +57,7 @@ class Caller:
 
 class Callers:
     def __init__(self, limits: LimitsFile, keys: tuple[str, ...]) -> None:
-        """`keys` are those that no file names."""
+        """`keys` are API keys beyond those in the limits file."""
         self._default = limits.default
         self._limits = {named.name: named.limits for named in limits.callers}
         self._known: dict[str, Caller] = {}
@@ -76,7 +76,7 @@ class Callers:
 
 @lru_cache(MANY)
 def _network(address: str) -> str:
-    """An IPv4 address, or the 64 bits that one subscriber has of IPv6."""
+    """An IPv4 address, or the /64 network that an IPv6 subscriber gets."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

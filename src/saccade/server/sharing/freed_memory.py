@@ -1,5 +1,5 @@
-"""Memory that requests have freed goes back to the system: the C library keeps it for each thread that had it, which is
-close to a gigabyte after a few hundred large bodies at once."""
+"""Returns freed memory to the system. The C library keeps it per thread, close to a gigabyte after a few hundred large
+bodies at once."""
 
 import asyncio
 import ctypes
@@ -9,11 +9,11 @@ from saccade.jobs.pool_process import is_supported
 from saccade.server.sharing.admission import Admission
 
 CHECK_S = 1.0
-SPARE_BYTES = 32 * 2**20  # of growth, that are not worth the work
+SPARE_BYTES = 32 * 2**20  # less growth is not worth the work
 
 
 class FreedMemory:
-    """Returns it while no request is being prepared. That takes a tenth of a second for a gigabyte, in a thread."""
+    """Trims memory while no request is being prepared. That takes 0.1 s for a gigabyte, in a thread."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

@@ -1,4 +1,4 @@
-"""Short work that the event loop does itself, a little at a time."""
+"""Short work that the event loop does itself, in small slices."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from saccade.jobs.fair_line import FairLine
 
 T = TypeVar("T")
 
-SLICE_S = 0.002  # then the loop does what else is due
+SLICE_S = 0.002  # then the loop turns to its other work
 
 
 class LoopWork:
-    """Does one piece after the other, and callers take turns. Threads would share the interpreter with each other and
-    with the loop: of many requests that come at once, the first would be ready hardly sooner than the last."""
+    """Runs one piece of work after the other; callers take turns. Threads would share the GIL with each other and with
+    the loop: of many requests that arrive at once, the first would be ready hardly sooner than the last."""
 
     def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s
@@ -29,10 +29,10 @@ class LoopWork:
         self._line.put(caller, (future, work))
         if not self._is_due:
             self._is_due = True
-            loop.call_soon(self._go_on, loop)
+            loop.call_soon(self._run_slice, loop)
         return await future
 
-    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_slice(self, loop: asyncio.AbstractEventLoop) -> None:
         end = monotonic() + self._slice_s
         try:
             while self._line:
@@ -42,16 +42,16 @@ class LoopWork:
         finally:
             self._is_due = bool(self._line)
             if self._is_due:
-                loop.call_soon(self._go_on, loop)
+                loop.call_soon(self._run_slice, loop)
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
-    if future.done():  # nobody waits any more
+    if future.done():  # cancelled
         return
     try:
         with contained():
             future.set_result(work())
-    except StopIteration as error:  # which no future takes
+    except StopIteration as error:  # futures do not accept it
         future.set_exception(RuntimeError(f"the work ended with {error!r}"))
     except Exception as error:
         future.set_exception(error)

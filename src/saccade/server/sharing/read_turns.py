@@ -1,5 +1,5 @@
-"""Whose body is read next. The event loop hears of every connection that has data before it does anything else, so a
-few hundred large bodies at once would keep it from probes for seconds."""
+"""Whose body is read next. The event loop serves every connection that has data before it does anything else, so a few
+hundred large bodies at once would delay probes by seconds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from saccade.jobs.fair_line import FairLine
 
 AT_A_TIME = 8
-PATIENCE_S = 0.05  # that a turn is kept for a client that sends nothing
+PATIENCE_S = 0.05  # a client that sends nothing loses its turn after this
 
 
 class ReadTurns:
-    """A turn is for one part of a body. Callers take turns, and one who has none is not read from. A slow client loses
-    its turn, but is heard when it sends."""
+    """A turn covers one part of a body. Callers take turns, and nothing is read from a connection without one. A slow
+    client loses its turn, but the part that it then sends is still read."""
 
     def __init__(self, at_a_time: int = AT_A_TIME) -> None:
         self._num_free = at_a_time

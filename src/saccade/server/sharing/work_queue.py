@@ -1,4 +1,4 @@
-"""Threads for work that would block the event loop, and how long it waits for one."""
+"""Threads for work that would block the event loop, and how long that work waits for one."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class WorkQueue:
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = FairThreads(num_threads, name)
         self._serials = count()
-        self._waiting: dict[int, float] = {}  # since when, in the order of coming
+        self._waiting: dict[int, float] = {}  # since when, in order of arrival
 
     async def run(self, work: Callable[[], T], caller: str = "") -> T:
         serial = next(self._serials)
@@ -36,8 +36,8 @@ class WorkQueue:
 
     @property
     def oldest_s(self) -> float:
-        """How long the first in the queue has waited."""
-        first = next(iter(self._waiting.copy().values()), None)  # threads take from it meanwhile
+        """How long the first entry of the queue has waited."""
+        first = next(iter(self._waiting.copy().values()), None)  # threads remove entries meanwhile
         return 0.0 if first is None else monotonic() - first
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Who does the work of requests: the event loop itself, or threads for texts, for bodies and for media."""
+"""Where the work for requests runs: on the event loop, or on threads for text, for bodies and for media."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,36 +19,36 @@ PARSE_THREADS = 2
 
 class Workers:
     def __init__(self, num_threads: int, *, num_media_requests: int) -> None:
-        """`num_threads` 0: as many as suit the processor."""
+        """`num_threads=0` picks a number that suits the CPU."""
         num_threads = num_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
         self._in_loop = LoopWork()
         self._preparing = WorkQueue(num_threads, "prepare")
         self._parsing = WorkQueue(PARSE_THREADS, "parse")
-        # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
-        # for the processes that decode, and as many as above work at a time.
+        # Media have their own threads, so that text never waits behind them: one per request, because most wait for the
+        # processes that decode. Slots let `num_threads` of them work at a time.
         self._media_threads = WorkQueue(num_media_requests, "media")
         self._media_slots = FairSlots(num_threads)
         self._beside_media = ThreadPoolExecutor(num_threads, thread_name_prefix="beside")
 
     @property
     def oldest_s(self) -> float:
-        """How long the first request that is to be prepared has waited."""
+        """How long the first request in the queue has waited to be prepared."""
         return self._preparing.oldest_s
 
     async def in_loop(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what takes less time than threads would need to take turns. A cancelled call leaves the queue."""
+        """Runs work that takes less time than a switch between threads. A cancelled call leaves the queue."""
         return await self._in_loop.run(lambda: work(*args, **kwargs), caller)
 
     async def in_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would block the event loop. A cancelled call leaves the queue, in which callers take turns."""
+        """Runs work that would block the event loop. Callers take turns; a cancelled call leaves the queue."""
         return await self._preparing.run(lambda: work(*args, **kwargs), caller)
 
     async def in_parser(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what reads a body, in threads of its own: bodies do not wait for images."""
+        """Parses a body on dedicated threads, so that bodies never queue behind images."""
         return await self._parsing.run(lambda: work(*args, **kwargs), caller)
 
     async def in_media_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `in_thread`, for requests with images or videos."""
+        """Like `in_thread`, for requests with images or videos."""
 
         def run() -> T:
             self._media_slots.acquire(caller)
@@ -69,7 +69,7 @@ class Workers:
             self._media_slots.acquire(caller)
 
     def beside_media(self, work: Callable[[], T]) -> Future[T]:
-        """Runs what a media thread need not do itself while it decodes."""
+        """Runs work in another thread while a media thread decodes."""
         return self._beside_media.submit(work)
 
     def shutdown(self) -> None:

@@ -1,6 +1,6 @@
-"""The text of tool calls: read whole, or character by character while it arrives. Nothing is ever evaluated.
+"""The text of tool calls, read at once or character by character as it arrives. Nothing is ever evaluated.
 
-Arguments are passed on exactly as the model wrote them, so that a stream's pieces add up to what a whole reply has.
+Arguments are passed on exactly as the model wrote them, so that a stream adds up to what a whole reply has.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-Call = tuple[str, str]  # name and arguments, which are JSON
+Call = tuple[str, str]  # name and arguments as JSON
 MAX_HEAD_CHARS = 1024
 _BLANK = r"[ \t\r\n]*"
 # A call up to the brace of its arguments.
@@ -19,7 +19,7 @@ _HEAD = re.compile(
 
 
 def find_arguments(text: str, start: int = 0) -> tuple[str, int] | None:
-    """The name of a call that begins at `start`, and where its arguments begin, once both are there."""
+    """The name of the call that begins at `start`, and where its arguments begin; None while either is missing."""
     head = _HEAD.match(text, start, start + MAX_HEAD_CHARS)
     return None if head is None else (head.group(1), head.end() - 1)
 
@@ -48,19 +48,19 @@ class OpenCall:
 
 
 class OpenArguments:
-    """The rest of a call as it arrives, from the brace of its arguments on. The call ends with `close`, or without one
-    with its own brace."""
+    """The rest of a call as it arrives, from the opening brace of its arguments. The call ends with `close`, or if that
+    is empty with its own closing brace."""
 
     def __init__(self, close: str = "") -> None:
-        self.is_complete = False  # the arguments; not yet the call
+        self.is_complete = False  # the arguments, not the call
         self._close = close
         self._scan = _Scan()
-        self._held = ""  # possibly the closing tag
+        self._held = ""  # may be the closing tag
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """What the text adds to the arguments, and what is behind the call, once that has ended."""
+        """What the text adds to the arguments, and the text after the call, once that has ended."""
         text, self._held = self._held + text, ""
-        end = 0 if self.is_complete else None  # of the arguments within the text
+        end = 0 if self.is_complete else None  # of the arguments, in the text
         for at, char in enumerate(text):
             if char == "<" and self._close and not self._scan.is_string:
                 tag = text[at : at + len(self._close)]
@@ -78,7 +78,7 @@ class OpenArguments:
 
 
 class _Scan:
-    """Whether a character of JSON is within a string, and in how many brackets."""
+    """Whether the next character of JSON is inside a string, and inside how many brackets."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -103,7 +103,7 @@ def read_call(text: str, keys: Sequence[str]) -> Call | None:
 
 
 def read_cut(text: str, end: str = "") -> Call | None:
-    """Name and arguments of a call cut off within its arguments, or after them before its `end`."""
+    """Name and arguments of a call that was cut off within its arguments, or between them and its `end`."""
     head = find_arguments(text)
     if head is None:
         return None
@@ -118,7 +118,7 @@ def read_cut(text: str, end: str = "") -> Call | None:
 
 
 def read_calls(text: str, *, is_cut: bool = False) -> list[Call]:
-    """Calls separated by `;`, if the text is nothing else."""
+    """Calls separated by `;`; none if the text has anything else."""
     at, calls = 0, list[Call]()
     text = text.strip()
     try:
@@ -139,7 +139,7 @@ def read_calls(text: str, *, is_cut: bool = False) -> list[Call]:
 
 
 def _call_of(call: Any, text: str, start: int, keys: Sequence[str]) -> Call | None:
-    """`call` is what was read at `start`."""
+    """`call` is the JSON value that begins at `start`."""
     if not isinstance(call, dict):
         return None
     if (head := find_arguments(text, start)) is not None:

@@ -1,6 +1,6 @@
-"""Reasoning in a model's text: what is between <think> and </think> before the answer, as Qwen writes it. Some chat
-templates open the block in the prompt, some leave that to the model, some close it at once when thinking is off. The
-prompt itself is checked, not the request's switches, which differ between templates."""
+"""Reasoning in a model's text: what Qwen writes between <think> and </think> before the answer. Some chat templates
+open the block in the prompt, some leave that to the model, some close it at once when thinking is off. We look at the
+prompt itself, not at the request's switches, which differ between templates."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.grammar import Grammar, json_rule
 
 OPEN, CLOSE = "<think>", "</think>"
-TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space after it take a few
+TAIL_TOKENS = 32  # enough for an opening tag and the white space after it
 _PLACES = Literal["start", "reasoning", "gap", "answer"]
 
 
@@ -25,14 +25,14 @@ class Reasoning:
 
 class ReasoningParser:
     """Splits one output into reasoning and answer, no matter how the text is cut into pieces. Only a block at the
-    beginning counts. `is_open`: the prompt opened it; an opening tag that comes anyway is dropped. Without a closing
-    tag everything is reasoning. Line breaks next to the tags belong to the format."""
+    beginning counts. With `is_open` the prompt opened it, and another opening tag is dropped. Without a closing tag
+    everything is reasoning. Line breaks next to the tags belong to the format."""
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_open = is_open
         self._place: _PLACES = "start"
         self._has_begun = False
-        self._held = ""  # possibly a tag, or a line break next to one
+        self._held = ""  # may be a tag, or a line break next to one
 
     def push(self, text: str) -> tuple[str, str]:
         """Returns the reasoning and the answer that a piece adds."""
@@ -52,7 +52,7 @@ class ReasoningParser:
         return (held, "") if is_reasoning else ("", held)
 
     def _begin(self) -> bool:
-        """Whether it is known what the text begins with."""
+        """Decides what the text begins with; False if that takes more of it."""
         begin = self._held.lstrip()
         if begin.startswith(OPEN):
             self._held, self._place = begin.removeprefix(OPEN), "reasoning"
@@ -85,8 +85,8 @@ class ReasoningParser:
 
 
 def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
-    """Whether a prompt leaves a reasoning block open. A continued text may be far inside one, so it is searched from
-    the last special token on: what a user wrote before is not the model's."""
+    """Whether a prompt leaves a reasoning block open. A continued answer may be far inside one, so it is searched from
+    the last special token on, which excludes what users wrote."""
     if not is_continued:
         tail = tokenizer.decode(list(token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
         return tail.rstrip().endswith(OPEN)
@@ -96,7 +96,7 @@ def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_cont
 
 
 def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
-    """Any text to the end of a reasoning block, then the grammar. `is_calls`: its rules are those of forced calls."""
+    """A grammar of any text up to the end of a reasoning block, then `grammar`, which with `is_calls` forces calls."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']
     return Grammar("lark", "\n".join([*lines, *_answer_lines(grammar, is_calls=is_calls)]))
 
@@ -115,8 +115,8 @@ def _answer_lines(grammar: Grammar, *, is_calls: bool) -> list[str]:
         case "lark" if is_calls:
             return [gap + "calls", "calls: " + grammar.text.removeprefix("start: ")]
     raise RequestError(
-        "a grammar of one's own cannot be followed behind reasoning; "
-        "use json or regex, or switch thinking off where the model can (chat_template_kwargs)",
+        "a custom grammar cannot follow reasoning; "
+        "use json or regex, or turn thinking off if the model allows it (chat_template_kwargs)",
         param="structured_outputs.grammar",
         code="unsupported_parameter",
     )

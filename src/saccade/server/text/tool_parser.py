@@ -1,11 +1,11 @@
-"""Tool calls in a model's text, found while it arrives. There are two formats:
+"""Tool calls in a model's text, parsed as it arrives. There are two formats:
 - Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, with text around them.
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these separated by `;`.
 
 Text that may begin a call is held back. What looked like a call but is not valid JSON with a name and an arguments
 object is returned verbatim as text, except that a call cut off after its name by the length limit is reported with the
-arguments so far. In a stream (`is_streamed`) a call is reported as soon as its arguments begin, and these piece by
-piece: what the model then writes there is passed on, valid or not. Either way valid calls come out the same.
+arguments so far. In a stream (`is_streamed`) a call is reported as soon as its arguments begin. These follow piece by
+piece as the model writes them, valid or not. Valid calls come out the same either way.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments, which are JSON text."""
+    """A piece of the arguments, as JSON text."""
 
     index: int
     text: str
@@ -72,8 +72,8 @@ class ToolParser(ABC):
     ) -> None:
         self.num_calls = 0  # reported so far
         self._is_parallel, self._is_streamed, self._new_id = is_parallel, is_streamed, new_id
-        self._is_told = False  # the call that was begun last
-        self._arguments: OpenArguments | None = None  # of a call that is being streamed
+        self._is_reported = False  # whether the current call is reported
+        self._arguments: OpenArguments | None = None  # of the call being streamed
         self._held = ""
 
     def push(self, text: str) -> list[ToolEvent]:
@@ -85,7 +85,7 @@ class ToolParser(ABC):
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """The text has ended; `is_cut`: by the length limit, possibly in the middle of a call."""
+        """Call it when the text has ended. `is_cut`: by the length limit, possibly in the middle of a call."""
         events: list[ToolEvent] = []
         if self._arguments is not None and not self._arguments.is_complete:
             self._end(events)
@@ -95,7 +95,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _read_on(self, text: str, events: list[ToolEvent]) -> str:
-        """Adds to the events; what is left to read, if anything, comes back."""
+        """Appends to the events, and returns the text that is left to read."""
 
     @abstractmethod
     def _read_end(self, events: list[ToolEvent], *, is_cut: bool) -> None: ...
@@ -120,23 +120,23 @@ class ToolParser(ABC):
         self._end(events)
 
     def _begin(self, name: str, events: list[ToolEvent]) -> None:
-        self._is_told = self._is_parallel or not self.num_calls
-        if self._is_told:
+        self._is_reported = self._is_parallel or not self.num_calls
+        if self._is_reported:
             events.append(CallBegin(self.num_calls, self._new_id(), name))
             self.num_calls += 1
 
     def _grow(self, text: str, events: list[ToolEvent]) -> None:
-        if text and self._is_told:
+        if text and self._is_reported:
             events.append(CallArguments(self.num_calls - 1, text))
 
     def _end(self, events: list[ToolEvent]) -> None:
-        if self._is_told:
+        if self._is_reported:
             events.append(CallEnd(self.num_calls - 1))
 
 
 class HermesParser(ToolParser):
-    """Calls between tags. White space next to a call belongs to the format: `_held` may turn out to be blanks before a
-    call, or the beginning of its tag."""
+    """Calls between tags. White space next to a call belongs to the format. `_held` may be blanks before a call, or the
+    beginning of its tag."""
 
     _call: OpenCall | None = None
 
@@ -154,7 +154,7 @@ class HermesParser(ToolParser):
         self._held = ""
 
     def _read_text(self, text: str, events: list[ToolEvent]) -> str:
-        """Emits what is certainly text; what follows an opening tag is left to read."""
+        """Emits what is certainly text, and returns what follows an opening tag."""
         held = self._held + text
         before, tag, behind = held.partition(OPEN)
         if tag:
@@ -188,12 +188,12 @@ class HermesParser(ToolParser):
 
 
 class LlamaParser(ToolParser):
-    """A text that begins like an object is held back to its end, when it is known whether all of it is calls; in a
-    stream until its arguments begin, and what follows a call and is none is text."""
+    """A text that begins like an object is held back to its end, which tells whether all of it is calls. In a stream it
+    is held until its arguments begin, and anything but another call after a call is text."""
 
-    _is_text = False  # from here to the end
-    _has_call = False  # before what is held
-    _later: list[str] | None = None  # behind what is held, once only the end can tell what it is
+    _is_text = False  # the rest is text
+    _has_call = False  # before the held text
+    _later: list[str] | None = None  # after the held text, once only the end can tell what it is
 
     def _read_on(self, text: str, events: list[ToolEvent]) -> str:
         if self._later is not None:

@@ -1,4 +1,4 @@
-"""Tools as a request describes them: checked, and as a grammar of the calls that are forced."""
+"""The tools of a request: checks, and a grammar for forced calls."""
 
 import json
 import re
@@ -21,19 +21,19 @@ def tool_style(template: str | None) -> ToolStyle:
 
 
 def check_tools(tools: Any) -> None:
-    """Raises unless tools are functions with distinct names and object schemas."""
+    """Raises unless the tools are functions with distinct names and object schemas."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _wrong(f"tools must be a list of 1 to {MAX_TOOLS} functions", "tools")
     names = [_check_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     if len(set(names)) < len(names):
-        raise _wrong("tools must have names that differ", "tools")
+        raise _wrong("tools must have different names", "tools")
 
 
 def tool_grammar(
     tools: Any, tool_choice: Any, *, style: ToolStyle = "hermes", is_parallel: bool = True
 ) -> Grammar | None:
-    """What the output must look like: None if the model is free ("none", "auto"), calls of any tools if one is
-    required, one call of the tool if one is named. Always raises for invalid tools."""
+    """What the output must look like: None if the model is free ("none", "auto"), calls of any tools for "required",
+    one call of a named tool. Always raises for invalid tools."""
     is_free = tool_choice in (None, "none", "auto")
     if tools is not None:
         check_tools(tools)
@@ -70,7 +70,7 @@ def _named(functions: Sequence[dict[str, Any]], choice: Any) -> dict[str, Any]:
 
 
 def _lark(functions: Sequence[dict[str, Any]], style: ToolStyle, *, is_many: bool) -> str:
-    """Each schema stays separate, so that its references to itself hold."""
+    """Each schema is a separate rule, so that its internal references resolve."""
     key = "arguments" if style == "hermes" else "parameters"
     begin, end, between = (OPEN + "\n", "\n" + CLOSE, "\n") if style == "hermes" else ("", "", "; ")
     lines = [f"start: call ({_quoted(between)} call)*" if is_many else "start: call"]
