@@ -196,7 +196,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "keep_alive_s": (1, 10**6),
-    "profile_max_s": (0.1, 30),  # writing it blocks steps, and the watchdog must not see a hang
+    "profile_max_s": (0.1, 30),  # writing a longer one would block steps until the watchdog sees a hang
     **dict.fromkeys(
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),
