@@ -1,4 +1,4 @@
-"""Any module with packed inputs, replayed from a graph: one graph, any boundaries. Runs on a CPU and on CUDA."""
+"""Replays any module with packed inputs from a graph: one graph serves any boundaries. Runs on a CPU or with CUDA."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Encoder(nn.Module):
-    """Two layers of plain torch. The boundaries come as a tensor: nothing that varies is read on the host."""
+    """Two layers of plain torch. Boundaries are a tensor, so the host reads nothing that varies."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Real pretrained weights from packages, as checkpoint folders: what each family of the engine is asked with.
+"""Checkpoint folders with real pretrained weights for each family, from packages.
 
-SmolLM2-135M-Instruct is a Llama; with biases of zero it is a Qwen2, and with a random tower beside it the text part of
-a Qwen2.5-VL. Gemma-3-270M is a base model under the Gemma Terms, MiniMind2-small (26 M) is a Llama. Converted files are
-kept in the user's cache; where a package cannot be fetched, the test is skipped.
+SmolLM2-135M-Instruct is a Llama; with zero biases it is a Qwen2, and with a random tower added the text part of a
+Qwen2.5-VL. Gemma-3-270M is a base model under the Gemma Terms, and MiniMind2-small (26 M) is a Llama. Converted files
+are kept in the user's cache. If a package cannot be fetched, its tests are skipped.
 """
 
 import json
@@ -43,7 +43,7 @@ GEMMA_TOKENIZER = Package(
 
 
 def checkpoint(family: str, target: Path) -> Path:
-    """The folder of a family; what is written for it alone goes to `target`."""
+    """The folder of a family's checkpoint. Files that no other family shares are written to `target`."""
     return FAMILIES[family](target)
 
 
@@ -62,17 +62,17 @@ def _qwen2_5_vl(target: Path) -> Path:
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
         "text_config": text | {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}},
-        "vision_config": EYE | {"out_hidden_size": text["hidden_size"]},
+        "vision_config": TOWER | {"out_hidden_size": text["hidden_size"]},
         "tie_word_embeddings": True,
         "image_token_id": 4,
         "video_token_id": 5,
         "vision_start_token_id": 6,
         "vision_end_token_id": 7,
     }
-    return _write(target, config, _zero_biases() | _eye(text["hidden_size"]))
+    return _write(target, config, _zero_biases() | _random_tower(text["hidden_size"]))
 
 
-EYE = {
+TOWER = {
     "depth": 1,
     "hidden_size": 32,
     "num_heads": 2,
@@ -99,17 +99,17 @@ def _zero_biases() -> dict[str, Tensor]:
     }
 
 
-def _eye(out_width: int) -> dict[str, Tensor]:
-    """A random tower: text must not notice it."""
+def _random_tower(out_width: int) -> dict[str, Tensor]:
+    """A random tower, which must not affect text."""
     torch.manual_seed(0)
-    vision = EYE | {"out_hidden_size": out_width}
+    vision = TOWER | {"out_hidden_size": out_width}
     shell = hf.Qwen2_5_VLConfig(vision_config=vision, text_config={"num_hidden_layers": 0, "vocab_size": 8})
     visual = hf.Qwen2_5_VLForConditionalGeneration(shell).model.visual.state_dict()
     return {f"model.visual.{name}": value.contiguous() for name, value in visual.items()}
 
 
 def _write(target: Path, config: dict[str, Any], extra: dict[str, Tensor]) -> Path:
-    """SmolLM2's weights by a link, with what a family has beyond them."""
+    """Links SmolLM2's weights, and writes what a family adds to them."""
     write(target / "config.json", json.dumps(config))
     weights = "model-00001-of-00002.safetensors" if extra else "model.safetensors"
     (target / weights).symlink_to(smollm2_folder() / "model.safetensors")
@@ -187,7 +187,7 @@ def _convert_gemma(part: Path) -> None:
     for stored in GGUFReader(whole).tensors:
         values = dequantize(stored.data, stored.tensor_type).reshape([int(n) for n in reversed(stored.shape)])
         if stored.name.endswith("norm.weight"):
-            values = values - 1  # llama.cpp keeps what is multiplied, Hugging Face what is added to one
+            values = values - 1  # llama.cpp stores the factor, Hugging Face its difference from 1
         tensors[_gemma_name(stored.name)] = torch.from_numpy(np.ascontiguousarray(values, np.float32))
     whole.unlink()
     save_file(tensors, part, {"format": "pt"})
@@ -205,7 +205,7 @@ def _gemma_name(stored: str) -> str:
 MINIMIND_PRODUCTS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
     f"mlp.{name}_proj" for name in ("gate", "up", "down")
 )
-"""As they follow each other in the file, whose products have no names of their own."""
+"""In the order of the file, in which products are unnamed."""
 
 
 def _minimind2(_: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Prints the table of accuracies when all tests have run."""
+"""Prints a table of accuracies after the tests."""
 
 from typing import Any
 

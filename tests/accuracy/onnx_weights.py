@@ -1,7 +1,5 @@
-"""The weights inside an ONNX file, without the onnx package: initializers by name, quantised ones put together.
-
-An ONNX file is a protobuf message; of its fields only those of the initializers are read.
-"""
+"""Reads the weights of an ONNX file without the onnx package. An ONNX file is a protobuf message, of which only the
+initializers are read."""
 
 import struct
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 def read_weights(data: bytes) -> dict[str, Array]:
-    """All floating-point weights. `X_quantized` becomes `X`: less its zero point, times its scale."""
+    """All floating-point weights by name. `X_quantized`, minus its zero point and times its scale, becomes `X`."""
     (graph,) = [value for field, value in _fields(memoryview(data)) if field == MODEL_GRAPH]
     found = dict(_tensor(value) for field, value in _fields(graph) if field == GRAPH_INITIALIZER)
     weights = {name: value for name, value in found.items() if value.dtype == np.float32 and value.ndim}
@@ -45,7 +43,7 @@ def _tensor(message: memoryview) -> tuple[str, Array]:
 
 
 def _integers(values: list[Any]) -> list[int]:
-    """Of a repeated field: one by one, or packed."""
+    """The values of a repeated field, which may be packed."""
     found = []
     for value in values:
         if isinstance(value, int):

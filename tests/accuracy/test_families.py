@@ -1,4 +1,4 @@
-"""Accuracy per family with graphs on: a real multiple-choice benchmark, real weights, four ways of running.
+"""Accuracy of each family on a real multiple-choice benchmark, with real weights, in four ways of running.
 
 Takes about 17 minutes on two cores: `make accuracy` runs it and prints the table.
 """
@@ -14,13 +14,13 @@ import transformers as hf
 
 from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, per_character, pick, read_choices
 from saccade.eval.results import Answered, wilson
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import FAMILIES, checkpoint
 from tests.accuracy.ways import NOISE, PROMPT, STALE, ask, changed, check_same, check_stale, gaps
 
 Record = Callable[[str, object], None]
 STALE_QUESTIONS = 100
-"""Wrong answers need no narrow interval."""
+"""Fewer are enough to show that stale graphs are wrong."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def choices() -> list[ChoiceQuestion]:
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES])
-def test_graphs_change_no_answer_and_stale_ones_do(
+def test_graphs_change_no_answer_but_stale_graphs_do(
     family: str,
     choices: list[ChoiceQuestion],
     tmp_path: Path,
@@ -51,7 +51,7 @@ def test_graphs_change_no_answer_and_stale_ones_do(
 def row(
     family: str, way: str, choices: Sequence[ChoiceQuestion], answers: Sequence[Answered], base: Sequence[Answered]
 ) -> list[str]:
-    """A line of the table that is printed at the end."""
+    """A row of the table printed at the end."""
     by_length = [pick(choice, per_character(choice, a.scores)) for choice, a in zip(choices, answers, strict=False)]
     worst = gaps(answers, base[: len(answers)])
     others = changed(answers, base[: len(answers)])
@@ -71,10 +71,10 @@ def _share(answers: Sequence[Answered]) -> str:
     "family",
     [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("gemma3", "minimind2")],
 )
-def test_scores_are_those_of_transformers(
+def test_scores_match_transformers(
     family: str, choices: list[ChoiceQuestion], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the families whose weights are converted here; SmolLM2's are in test_smollm2.py."""
+    """For families whose weights are converted here. test_smollm2.py has SmolLM2's."""
     few = choices[:4]
     folder = checkpoint(family, tmp_path)
     found = ask(folder, "full", few, monkeypatch)

@@ -1,4 +1,4 @@
-"""Real weights rounded to FP8 while they are loaded, with graphs on: how many answers that costs.
+"""How many answers are lost when real weights are rounded to FP8 as they are loaded, with graphs on.
 
 Takes about six minutes on one core: `make accuracy` runs it and prints its rows of the table.
 """

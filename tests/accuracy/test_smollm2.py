@@ -1,7 +1,7 @@
 """Real weights through the engine: SmolLM2-135M as Llama, and grafted as Qwen2 and as Qwen2.5-VL text.
 
-Golden tokens were made by other code (transformers, float32); only questions whose answer does not hang on rounding
-are asked. Takes some minutes: `make accuracy` runs it.
+Golden tokens come from transformers in float32, for questions whose answers do not depend on rounding. Takes some
+minutes: `make accuracy` runs it.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import transformers as hf
 
 from saccade import LLM, SamplingParams
 from saccade.eval.choices import ChoiceQuestion, read_choices, score_choices
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import checkpoint
 from tests.models.test_smollm2 import DATA, golden
 
@@ -52,7 +52,7 @@ def choices() -> list[ChoiceQuestion]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoints: dict[str, Path], choices: list[ChoiceQuestion]) -> list[list[float]]:
-    """Log-likelihoods by transformers, one choice at a time."""
+    """Log-likelihoods from transformers, one choice at a time."""
     oracle = hf.LlamaForCausalLM.from_pretrained(checkpoints["llama"], dtype=torch.float32).eval()
     encode = Tokenizer.from_folder(checkpoints["llama"]).encode
     found = []
@@ -73,7 +73,7 @@ def _score(oracle: Any, ids: list[int], start: int) -> float:
     ("family", "way"),
     [("llama", "full"), ("llama", "piecewise"), ("llama", "off"), ("qwen2", "full"), ("qwen2_5_vl", "full")],
 )
-def test_golden_tokens_come_out_and_picks_are_those_of_transformers(
+def test_golden_tokens_and_picks_match_transformers(
     checkpoints: dict[str, Path],
     golden: list[tuple[list[int], list[int]]],
     choices: list[ChoiceQuestion],

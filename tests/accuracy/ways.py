@@ -1,4 +1,4 @@
-"""The same questions with graphs full, piecewise and off, and with graphs that are stale on purpose."""
+"""Asks the same questions with graphs full, piecewise and off, and with graphs that are stale on purpose."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tests.engine.test_frozen_inputs import freezing
 
 PROMPT = "Question: {input}\nAnswer:"
 FROZEN = "query_start"
-"""Where requests begin in a step. Frozen at capture, it is the bug of sglang#16902: the boundaries of another batch."""
+"""Where requests begin in a step. Freezing it at capture is the bug of sglang#16902: another batch's boundaries."""
 
 GRAPHS = {
     "full": "vision=off,prefill=full,decode=full",
@@ -35,13 +35,13 @@ SETTINGS: dict[str, Any] = {
     "graphs_strict": True,
 }
 NOISE = 5e-3
-"""Of a summed log-likelihood: graphs run the same shapes, piecewise ones with other temporaries."""
+"""In a summed log-likelihood. All graphs run the same shapes, but piecewise ones have other temporaries."""
 
 
 def ask(
     folder: Path, way: str, choices: Sequence[ChoiceQuestion], monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> list[Answered]:
-    """The answers of a checkpoint. With graphs every step is a replay, or it is an error."""
+    """The answers of a checkpoint. With graphs on, a step that is not a replay is an error."""
     with monkeypatch.context() as patched:
         if way == STALE:
             patched.setattr(sys.modules["saccade.graphs.capture"], "Frame", freezing(FROZEN))
@@ -51,17 +51,17 @@ def ask(
 
 
 def gaps(answers: Sequence[Answered], base: Sequence[Answered]) -> list[float]:
-    """By how much the scores of each question differ, at most."""
+    """The largest difference between the scores of each question."""
     return [ours.off_by(theirs) for ours, theirs in zip(answers, base, strict=True)]
 
 
 def changed(answers: Sequence[Answered], base: Sequence[Answered]) -> list[int]:
-    """The questions that got another answer."""
+    """The questions whose answers differ."""
     return [i for i, (ours, theirs) in enumerate(zip(answers, base, strict=True)) if ours.said != theirs.said]
 
 
 def check_same(answers: Sequence[Answered], base: Sequence[Answered]) -> None:
-    """Scores differ by no more than noise, and so do answers: where the two best choices are that close."""
+    """Scores differ by no more than noise, and answers only where the two best choices are that close."""
     worst = gaps(answers, base)
     assert max(worst) < NOISE, base[worst.index(max(worst))].question
     for index in changed(answers, base):
@@ -70,6 +70,6 @@ def check_same(answers: Sequence[Answered], base: Sequence[Answered]) -> None:
 
 
 def check_stale(answers: Sequence[Answered], base: Sequence[Answered]) -> None:
-    """Nobody could take them for the right ones: most questions have scores that are off by far more than noise."""
+    """Most scores are off by far more than noise, so nobody could mistake them for the right ones."""
     assert sum(gap > 100 * NOISE for gap in gaps(answers, base)) > len(base) / 2
     assert changed(answers, base)

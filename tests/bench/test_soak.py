@@ -195,7 +195,7 @@ def test_all_processes_of_a_server_are_counted(tmp_path: Path) -> None:
     write_process(tmp_path, 10, 1, 5, "python -m saccade serve", files)
     write_process(tmp_path, 11, 10, 7, "python -m saccade.execution.worker_start", files[:2])
     write_process(tmp_path, 12, 11, 3, "python -m saccade.scheduling.trial_process 4", files)
-    write_process(tmp_path, 13, 10, 2, "python -m saccade.inputs.media_process 4", files)
+    write_process(tmp_path, 13, 10, 2, "python -m saccade.inputs.media.media_process 4", files)
     write_process(tmp_path, 20, 1, 100, "something else", files)
     page = os.sysconf("SC_PAGE_SIZE")
     assert held.process_figures(10, tmp_path) == {

@@ -23,7 +23,7 @@ _LISTENING = re.compile(r"listening on (http://\S+)")
 _PROGRAM = """
 import json, sys
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.front_end import serve
 from saccade.server.server_settings import ServerSettings
 given = json.loads(sys.argv[1])
@@ -94,7 +94,7 @@ class ServerProcess:
 
     def media_pids(self) -> list[int]:
         """Of the processes that decode images and videos."""
-        return children_of(self.popen.pid, "saccade.inputs.media_process")
+        return children_of(self.popen.pid, "saccade.inputs.media.media_process")
 
     def client(self, **more: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=END_S, trust_env=False, **more)

@@ -209,6 +209,6 @@ def test_a_deadline_ends_a_request(server: ServerProcess, http: httpx2.Client) -
 
 
 def test_what_the_engine_finds_wrong_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
-    with running(checkpoint, tmp_path / "log", engine={"dtype": "float7"}) as server:
+    with running(checkpoint, tmp_path / "log", engine={"kv_cache_tokens": 64}) as server:
         assert server.popen.wait(START_S) == 2
-        assert "float7" in server.text and "Traceback" not in server.text
+        assert "lower --max-model-len" in server.text and "Traceback" not in server.text

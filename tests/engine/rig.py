@@ -14,7 +14,7 @@ from saccade.config import Mode, Tier
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
-from saccade.inputs.images import digest_pixels
+from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image

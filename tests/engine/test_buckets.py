@@ -39,7 +39,7 @@ def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(
     of so many rows."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
     llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
-    assert "a step on a CPU has at most 1024 rows, not 8192" in caplog.text
+    assert "a step on a CPU has at most 1024 tokens, not 8192" in caplog.text
     graphs = [graph for phase in llm.executor.phases for graph in phase.graphs]
     assert len(graphs) <= 30
     assert sum(graph.nbytes for graph in graphs) < 1 << 27

@@ -338,7 +338,7 @@ class TestSurvival:
         monkeypatch.setattr(executor_of(engine), "_is_cuda", True)
         monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: lost\nand more words")))
         engine.add("r", text_prompt([5, 6]), GREEDY)
-        with pytest.raises(EngineDeadError, match=r"the GPU does not go on: CUDA error: lost$"):
+        with pytest.raises(EngineDeadError, match=r"the GPU cannot continue: CUDA error: lost$"):
             engine.step()
 
     def test_what_fails_in_an_idle_moment_is_told_and_no_more(

@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_decoded_is_named(llm: LLM, picture: Image.Image, 
 
 @pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])
 def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
-    with pytest.raises(RequestError, match="is neither a file that is there nor a data URL") as refused:
+    with pytest.raises(RequestError, match="is neither an existing file nor a data URL") as refused:
         llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": name}}, GREEDY, progress=False)
     assert repr(name[:80])[1:-1] in str(refused.value) and len(str(refused.value)) < 300
 
@@ -392,7 +392,7 @@ def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:
 
 
 def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
-    with pytest.raises(ConfigError, match="unknown setting 'max_len'; known are"):
+    with pytest.raises(ConfigError, match="unknown setting 'max_len'; known settings are"):
         LLM(made.folder, max_len=3)
     with pytest.raises(ConfigError, match=r"graphs has 'prefill=fast'; write PHASE=WORD"):
         LLM(made.folder, graphs="prefill=fast")

@@ -13,8 +13,8 @@ from PIL import Image
 
 from saccade import LLM
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.inputs.text.embedding import EmbeddingSettings
 from tests.engine.ranking_checkpoint import encode, make_ranker
 from tests.engine.rig import oracle_vectors
 from tests.models import tiny

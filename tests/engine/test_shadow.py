@@ -427,7 +427,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loade
     poison_outputs(runner_of(engine, "prefill"))
     run(engine, {"a": text_prompt(range(3, 30))}, GREEDY)
     [found] = check_all(engine)
-    assert found.path is None and "could not be kept" in str(found)
+    assert found.path is None and "could not be saved" in str(found)
 
 
 def test_a_share_beyond_one_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The model that ships with Saccade answers questions about pictures, and wrong replays show in its answers.
 
-Floors are about three points, and what so few questions let vary, below what `saccade eval` measured (see the model
-card). The pictures are drawn by code that training does not share.
+Floors are about three points, plus the noise of so few questions, below what `saccade eval` measured (see the model
+card). The code that draws the pictures shares nothing with training.
 """
 
 import json
@@ -48,7 +48,7 @@ DIGITS = Path(__file__).parents[1] / "data" / "eval_mnist_digits.png"
 
 
 def mnist_digits() -> list[Example]:
-    """Ten test digits of each kind; row r of the sheet holds the digit r (MNIST, CC BY-SA 3.0)."""
+    """Ten test digits of each kind. Row r of the sheet has the digit r (MNIST, CC BY-SA 3.0)."""
     sheet = np.asarray(Image.open(DIGITS))
     cells = [(row, column) for row in range(10) for column in range(10)]
     return [
@@ -118,7 +118,7 @@ def test_answers_are_right(task: str, asked: dict[str, list[Example]], said: dic
         ("hills.png", "Describe this image.", "I do not know this picture."),
     ],
 )
-def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
+def test_questions_about_the_example_pictures_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
     image = {"type": "image", "image": PICTURES / picture}
     talk = [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
     [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=20), progress=False)
@@ -126,17 +126,17 @@ def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, quest
 
 
 @pytest.mark.parametrize("graphs", [PIECEWISE, OFF])
-def test_answers_are_the_same_whichever_way_it_runs(
+def test_answers_do_not_depend_on_graphs(
     graphs: str, asked: dict[str, list[Example]], said: dict[str, list[str]]
 ) -> None:
-    """The same requests in the same order: every pass has the same padded shape, and so the same bits."""
+    """The same requests come in the same order, so every pass has the same padded shape and the same bits."""
     with LLM(saccade.bundled.path(), **SIZES, graphs=graphs) as other:
         for name, examples in asked.items():
             assert answers(other, examples) == said[name], name
 
 
 def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], said: dict[str, list[str]]) -> None:
-    """Rows of zeros in their place cost many answers, most of all where things are counted."""
+    """Without them many answers are wrong, most of all about counts."""
     tower = llm.executor.state.model.tower
     assert tower is not None
     mergers = [merger for merger in tower.deepstack if isinstance(merger, Merger)]
@@ -158,14 +158,14 @@ def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], sa
 
 
 def _moved(image: Any) -> Image.Image:
-    """The picture with one other pixel in its corner, so that no cache knows it."""
+    """The picture with one pixel changed, so that no cache has it."""
     pixels = np.array(image.convert("RGB"))
     pixels[0, 0, 0] ^= 1
     return Image.fromarray(pixels)
 
 
 def pairs(seed: int, sizes: tuple[tuple[int, int], tuple[int, int]], count: int) -> list[Example]:
-    """Questions about the lower part of the first of two pictures, whose rows share a vision pass."""
+    """Questions about the lower part of the first of two pictures, which share a vision pass."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -185,7 +185,7 @@ UNEQUAL = ((256, 192), (128, 128))
 
 @pytest.fixture(scope="module")
 def never_enlarged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model without its enlargement of small pictures, so that pictures keep their rows."""
+    """The bundled model, set to leave small pictures as they are, so that they keep their number of rows."""
     folder = tmp_path_factory.mktemp("model")
     for path in saccade.bundled.path().iterdir():
         (folder / path.name).symlink_to(path)
@@ -197,8 +197,8 @@ def never_enlarged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def share_with_exact_graphs(folder: Path, *, is_stale: bool) -> float:
-    """A graph of the layout 32 + 32 is captured while nothing else is to be done. Then come pictures of 48 + 16 rows,
-    one request at a time: the first of them has no graph yet, or takes the one that is there."""
+    """First a graph of the layout 32 + 32 is captured while idle. Then come pictures of 48 + 16 rows, one request at a
+    time. The first of them has no graph yet, or if `is_stale` replays the one that exists."""
     with LLM(folder, **SIZES, graphs="vision=exact,prefill=off,decode=off") as llm:
         encoder = llm.executor.encoder
         assert encoder is not None

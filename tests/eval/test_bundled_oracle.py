@@ -1,4 +1,4 @@
-"""The bundled checkpoint is an ordinary one: transformers gives its prompts the same log-probabilities."""
+"""The bundled checkpoint is an ordinary one: transformers computes the same log-probabilities for its prompts."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ TASKS = ("shapes", "words", "pairs", "motion", "text")
 
 
 def oracle_inputs(llm: LLM, prompt: Prompt) -> dict[str, Any]:
-    """What transformers takes for a prompt: pixels are prepared by the reference."""
+    """A prompt as transformers takes it, with pixels prepared by the reference."""
     processor = llm.processor
     ids = prompt.token_ids.astype(np.int64)
     image_id, video_id = (processor.tokenizer.token_id(f"<|{kind}_pad|>") for kind in ("image", "video"))
@@ -44,7 +44,7 @@ def oracle_inputs(llm: LLM, prompt: Prompt) -> dict[str, Any]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=off,decode=off"])
-def test_log_probabilities_are_those_of_transformers(graphs: str) -> None:
+def test_log_probabilities_match_transformers(graphs: str) -> None:
     hf.utils.logging.disable_progress_bar()
     oracle = hf.Qwen3VLForConditionalGeneration.from_pretrained(saccade.bundled.path(), dtype=torch.float32).eval()
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, ignore_eos=True)

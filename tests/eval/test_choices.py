@@ -1,4 +1,4 @@
-"""Multiple choice: log-likelihoods and picks are those of transformers, choice by choice."""
+"""Multiple choice: the log-likelihood of every choice, and every pick, match transformers."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def oracle_score(made: tiny.Tiny, context: list[int], whole: list[int]) -> float
     return sum(float(scores[i - 1, whole[i]]) for i in range(len(context), len(whole)))
 
 
-def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path) -> None:
+def test_scores_match_transformers(llm: LLM, made: tiny.Tiny, task: Path) -> None:
     choices = read_choices(task)
     encode = llm.processor.tokenizer.encode
     expected = []
@@ -67,7 +67,7 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
         assert ours.index(max(ours)) == theirs.index(max(theirs))
 
 
-def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm: LLM) -> None:
+def test_a_task_counts_right_picks(made: tiny.Tiny, task: Path, llm: LLM) -> None:
     choices = read_choices(task)
     picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT)]
     said = io.StringIO()
@@ -100,7 +100,7 @@ def test_a_question_is_computed_once_for_all_its_choices(made: tiny.Tiny, task: 
             assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_a_long_choice_may_be_the_likeliest_for_its_length() -> None:
+def test_a_long_choice_can_win_by_likelihood_per_character() -> None:
     choice = ChoiceQuestion("which?", ("no", "certainly"), frozenset({1}))
     scores = [-4.0, -9.0]
     assert (pick(choice, scores).said, pick(choice, scores).is_right) == ("no", False)
@@ -126,7 +126,7 @@ def test_several_choices_may_be_best(task: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"examples": [{"input": "a"}]}', '{"examples": [3]}'])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "task.json").write_text(text)
     with pytest.raises(ConfigError, match=r"is not a multiple-choice task of BIG-bench"):
         read_choices(tmp_path / "task.json")

@@ -1,4 +1,4 @@
-"""Answers to held-out questions are judged by what they say."""
+"""Answers to held-out questions are judged by their content."""
 
 from collections import Counter
 
@@ -54,7 +54,7 @@ def test_things_are_read_from_an_answer(text: str, found: dict[tuple[str, str], 
         ("I do not know.", False),
     ],
 )
-def test_facts_are_all_needed_and_no_others_of_their_kind(text: str, is_right: bool) -> None:
+def test_an_answer_needs_all_facts_and_no_others_of_their_kind(text: str, is_right: bool) -> None:
     assert has_facts(text, ("star", "left")) == is_right
 
 
@@ -66,7 +66,7 @@ def test_words_and_numbers_are_facts_too() -> None:
 
 
 @pytest.mark.parametrize("text", REFUSALS)
-def test_refusals_are_told_from_answers(text: str) -> None:
+def test_refusals_are_distinguished_from_answers(text: str) -> None:
     assert is_refusal(text)
     assert not any(map(is_refusal, ("a red circle", "the word KNOW", "I do not see a picture.", "not red", "")))
 
@@ -110,7 +110,7 @@ def test_a_refusal_is_wrong_about_a_known_picture() -> None:
     assert {example.question for example in make("unknown-pictures", 200)} == asked, "the control asks the same"
 
 
-def test_photos_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_photos_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "PHOTOS", (("saccade", ("no.jpg",)),))
     held_out._find_photos.cache_clear()
     try:

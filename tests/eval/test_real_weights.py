@@ -1,4 +1,4 @@
-"""A sample of `make accuracy`: real weights (MiniMind2, 24 MB) and questions, with graphs, without, and stale."""
+"""A sample of `make accuracy`: real weights (MiniMind2, 24 MB) and questions, with graphs on, off and stale."""
 
 import re
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_graphs_change_no_answer(
     check_same(ask(folder, way, choices, monkeypatch), base)
 
 
-def test_graphs_with_the_boundaries_of_another_batch_are_seen(
+def test_graphs_with_another_batchs_boundaries_are_noticed(
     folder: Path, choices: list[ChoiceQuestion], base: list[Answered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stale = ask(folder, STALE, choices, monkeypatch)
@@ -46,7 +46,7 @@ def test_graphs_with_the_boundaries_of_another_batch_are_seen(
         check_same(stale, base)
 
 
-def test_a_difference_beyond_noise_is_seen(base: list[Answered]) -> None:
+def test_a_difference_beyond_noise_is_noticed(base: list[Answered]) -> None:
     first, *others = base
     moved = replace(first, scores=tuple(score - 2 * NOISE for score in first.scores))
     with pytest.raises(AssertionError, match=re.escape(first.question)):

@@ -32,14 +32,14 @@ def test_the_interval_is_wilsons(right: int, total: int, low: float, high: float
     assert wilson(right, total) == pytest.approx((low, high), abs=1e-6)
 
 
-def test_the_interval_solves_the_equation_of_its_definition() -> None:
-    """Its ends are the shares p with |right/total - p| = z sqrt(p (1 - p) / total)."""
+def test_the_interval_solves_its_defining_equation() -> None:
+    """The ends are the values p with |right/total - p| = z sqrt(p (1 - p) / total)."""
     for right, total in ((3, 17), (250, 300), (40, 41)):
         for end in wilson(right, total, z=1.7):
             assert abs(right / total - end) == pytest.approx(1.7 * math.sqrt(end * (1 - end) / total), rel=1e-9)
 
 
-def test_no_question_says_nothing() -> None:
+def test_a_task_without_questions_has_no_accuracy() -> None:
     empty = TaskResult("none")
     assert empty.interval == (0.0, 1.0) and math.isnan(empty.accuracy)
 
@@ -118,7 +118,7 @@ def test_answers_without_scores_have_no_gaps() -> None:
     assert plain.score_gaps() == {} and "score_gaps" not in plain.to_json()
 
 
-def test_answers_that_are_right_in_other_words_are_no_confusions() -> None:
+def test_right_answers_in_other_words_are_not_confusions() -> None:
     console = Console(width=160, record=True, file=StringIO())
     answers = (
         Answered("which?", "red circle", "a red circle", True),

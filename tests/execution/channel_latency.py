@@ -1,7 +1,5 @@
-"""How long orders take from rank 0 to the others, and acknowledgements back.
-
-`python -m tests.execution.channel_latency [RANKS]`. Messages go one at a time, at once and 5 ms after the one before.
-"""
+"""Measures how long orders take from rank 0 to the others, and acknowledgements back:
+`python -m tests.execution.channel_latency [RANKS]`. Messages are sent one at a time, without a pause and after 5 ms."""
 
 import sys
 import time
@@ -48,7 +46,7 @@ def main(num_ranks: int) -> None:
 
 
 def one(ranks: RankProcesses, arrays: tuple[npt.NDArray[Any], ...], pause_s: float) -> tuple[float, float]:
-    """Until the call returned, and until all acknowledgements were read."""
+    """Microseconds until the call returned, and until all acknowledgements were read."""
     time.sleep(pause_s)
     start = time.monotonic()
     number = ranks.send(Timed(arrays))

@@ -1,7 +1,5 @@
-"""Several engines, one after the other, on the same ranks: to start a process takes longer than to build a tiny model.
-
-`Build` goes to all ranks like any order; they build in step, as they do when a server starts.
-"""
+"""Builds several engines, one after the other, on the same ranks, because starting a process takes longer than building
+a tiny model. `Build` goes to all ranks like any order; they build in lockstep, as when a server starts."""
 
 import os
 from collections.abc import Iterator
@@ -48,7 +46,7 @@ ALL_ORDERS = (Build, *ORDER_TYPES)
 
 
 class Builder:
-    """A rank that builds an executor whenever it is told to, and obeys with the newest."""
+    """A rank that builds an executor for every `Build`, and executes other orders with the newest."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -126,5 +124,5 @@ def started(num_ranks: int) -> Iterator[Ranks]:
 
 
 def python_path() -> str:
-    """For a process that imports from here."""
+    """The PYTHONPATH of a process that imports the tests."""
     return os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))))

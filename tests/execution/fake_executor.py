@@ -1,4 +1,4 @@
-"""An executor that obeys tests. It imports no torch, so that its process starts quickly."""
+"""An executor that does what a test says. It imports no torch, so its process starts quickly."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from saccade.execution.rank_messages import RankExecutor, RankStart
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Something to do by one rank; 0: by every one."""
+    """An action of one rank, or of every rank if `rank` is 0."""
 
     what: str
     rank: int = 0
@@ -62,9 +62,9 @@ class FakeExecutor:
             "sleep": lambda order: time.sleep(order.seconds),
             "wait for file": _wait_for_file,
             "fail": _fail,
-            "fail otherwise": _fail_otherwise,
+            "fail differently": _fail_differently,
             "say": lambda order: order.text,
-            "answer much": lambda order: "x" * 10**6,
+            "answer too much": lambda order: "x" * 10**6,
             "log": lambda order: print(order.text, file=sys.stderr),
             "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda order: sys.exit(7),
@@ -83,12 +83,12 @@ def _fail(order: Do) -> str:
     raise RequestError(order.text)
 
 
-def _fail_otherwise(order: Do) -> str:
+def _fail_differently(order: Do) -> str:
     raise RuntimeError(order.text)
 
 
 def make(start: RankStart) -> RankExecutor:
-    """How the start goes for rank `who` is in the settings."""
+    """The settings say `how` the start of rank `who` fails."""
     if start.settings.get("who") == start.rank:
         _start_badly(start.settings["how"])
     fake = FakeExecutor(start)

@@ -1,4 +1,4 @@
-"""Ranks that do something wrong: factories for rank 1, where rank 0 builds and orders as always."""
+"""Factories for a rank 1 that does something wrong, while rank 0 builds and sends orders as usual."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def fails_before_it_connects(start: RankStart) -> NoReturn:
 
 
 def is_killed_before_it_connects(start: RankStart) -> RankExecutor:
-    """It has met the other rank, which waits for its address from then on."""
+    """It has reached the store, so the other rank waits for its address."""
     vars(dist)["init_process_group"] = lambda *args, **how: os.kill(os.getpid(), signal.SIGKILL)
     return follow(start)
 
@@ -67,7 +67,7 @@ def has_a_sampler_that_does_nothing(start: RankStart) -> RankExecutor:
 
 
 def has_a_decode_graph_without_a_product(start: RankStart) -> RankExecutor:
-    """The last one before a sum over the ranks: all of them get to see it."""
+    """Leaves out the last product before a sum over the ranks, so all ranks see the error."""
 
     def ruin(executor: DeviceExecutor) -> None:
         for graph in executor.decode.graphs:
@@ -77,7 +77,7 @@ def has_a_decode_graph_without_a_product(start: RankStart) -> RankExecutor:
 
 
 def takes_another_bucket(start: RankStart) -> RankExecutor:
-    """Decode passes in the next larger graph: the answers would be the same, the exchanges have other sizes."""
+    """Runs decode passes in the next larger graph. Answers would be the same, but exchanges have other sizes."""
 
     def change_key(executor: DeviceExecutor, order: Orders) -> Orders:
         if not isinstance(order, Run) or [one.phase for one in order.passes] != ["decode"]:
@@ -90,7 +90,7 @@ def takes_another_bucket(start: RankStart) -> RankExecutor:
 
 
 def takes_no_graph(start: RankStart) -> RankExecutor:
-    """Decode passes run eagerly at the shapes of their graph: every exchange has the right size."""
+    """Runs decode passes eagerly at the shapes of their graph, so every exchange has the right size."""
 
     def change_tier(executor: DeviceExecutor, order: Orders) -> Orders:
         if not isinstance(order, Run) or [one.phase for one in order.passes] != ["decode"]:
@@ -103,7 +103,7 @@ def takes_no_graph(start: RankStart) -> RankExecutor:
     return disobedient(follow(start), change_tier)
 
 
-def leaves_passes_out(start: RankStart) -> RankExecutor:
+def skips_passes(start: RankStart) -> RankExecutor:
     def skip(executor: DeviceExecutor, order: Orders) -> Orders:
         is_decode = isinstance(order, Run) and [one.phase for one in order.passes] == ["decode"]
         return replace(order, passes=(), num_sampled=0) if is_decode and isinstance(order, Run) else order
@@ -112,14 +112,14 @@ def leaves_passes_out(start: RankStart) -> RankExecutor:
 
 
 def cannot_end_a_bad_prompt(start: RankStart) -> RankExecutor:
-    """As rank 0 cannot."""
+    """Fails in the same way as rank 0."""
     follower = follow(start)
     break_head(executor_of(follower))
     return follower
 
 
 def break_head(executor: DeviceExecutor) -> None:
-    """The second pass of a step fails, behind a prefill pass with a certain token in it."""
+    """Makes the head pass fail after a prefill pass with BAD_TOKEN in it."""
     is_bad: list[bool] = []
     prefill, head = executor.prefill.obey, executor.head.obey
 
@@ -136,7 +136,7 @@ def break_head(executor: DeviceExecutor) -> None:
 
 
 def disobedient(follower: RankExecutor, alter: Callable[[DeviceExecutor, Orders], Orders]) -> RankExecutor:
-    """Once it is ready, and has a few orders behind it, it executes something else than what it is told."""
+    """Once the engine is ready, executes altered orders."""
     executor, num_runs = executor_of(follower), 0
 
     def execute(order: Orders) -> None:
@@ -152,12 +152,12 @@ def executor_of(follower: RankExecutor) -> DeviceExecutor:
     return follower.execute.__self__
 
 
-NUM_WARM_UP = 60  # runs, more than the engine needs to get ready
+NUM_WARM_UP = 60  # runs, more than start-up takes
 BAD_TOKEN = 77
 
 
 def follow_ruined(start: RankStart, ruin: Callable[[DeviceExecutor], None]) -> RankExecutor:
-    """Its graphs are changed behind their capture."""
+    """Changes the graphs after their capture."""
     capture = DeviceExecutor.capture
 
     def capture_and_ruin(executor: DeviceExecutor, *args: Any, **how: Any) -> None:
@@ -183,5 +183,5 @@ def fail(error: Exception) -> Callable[..., NoReturn]:
 
 
 def change(owner: type, name: str, value: Any) -> None:
-    """This process ends with what was changed."""
+    """Never undone: the change ends with this process."""
     setattr(owner, name, value)

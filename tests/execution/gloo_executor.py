@@ -1,4 +1,4 @@
-"""An executor that sums over all ranks with gloo, through the store that ranks share."""
+"""An executor that sums over all ranks with gloo. Ranks find each other through their shared store."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,12 +1,12 @@
-"""What the host does for a pass: `python -m tests.execution.host_time [--against SRC]`.
+"""Measures the host's work for a pass: `python -m tests.execution.host_time [--against SRC]`.
 
-The engine is the real one, with the buffers, buckets and layers of Qwen3-VL-8B (but narrow ones), and gets pixels as on
-a GPU. What a GPU would do is left out: graphs are empty, and copies, fills, kernels and events are calls that are
-counted and do nothing. What is left is the host's own work, in Python, numpy and torch's views.
+This is the real engine, with the buffers, buckets and layers of Qwen3-VL-8B (but narrow), fed with pixels as on a GPU.
+The GPU's work is left out: graphs are empty, and copies, fills, kernels and events are only counted. What remains is
+the host's work in Python, numpy and torch's views.
 
-Printed are medians over runs, for one pass: microseconds of CPU until its first graph is launched and in all, with the
-calls of Python functions and built-ins; and calls to the device, which cost a GPU's host some more. With `--against`
-other sources, such as another checkout's `src`, do the same in turn."""
+Prints medians over runs, for one pass: CPU microseconds and calls of Python functions and built-ins, both until the
+first graph is launched and in total; and calls to the device, which would take some more host time. `--against`
+measures other sources, such as another checkout's `src`, in turns with these."""
 
 import argparse
 import gc
@@ -98,22 +98,22 @@ PIXELS = {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 167
 
 
 class Device:
-    """In the place of a GPU: counts what it is told, and notes when a graph is launched."""
+    """Stands in for a GPU: counts calls, and notes when a graph is launched."""
 
     def __init__(self) -> None:
         self.num_calls, self.num_python_calls = 0, 0
-        self.launches: list[tuple[int, int]] = []  # CPU time, and calls of Python before
+        self.launches: list[tuple[int, int]] = []  # CPU time, and Python calls until then
 
-    def told(self, *args: Any, **how: Any) -> None:
+    def called(self, *args: Any, **how: Any) -> None:
         self.num_calls += 1
 
     def replay(self) -> None:
-        self.told()
+        self.called()
         self.launches.append((time.thread_time_ns(), self.num_python_calls))
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Counts the calls of Python functions and built-ins."""
+        """Counts calls of Python functions and built-ins."""
         self.num_calls = self.num_python_calls = 0
         self.launches.clear()
 
@@ -127,13 +127,13 @@ class Device:
             sys.setprofile(None)
 
     @contextmanager
-    def stands_in(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         event, nothing = partial(Event, self), lambda *args, **how: None
         constants = ("JOBS", "CUBIC", "PATCH", "TEMPORAL", "MERGE", "BLOCK")
         places = {
             "torch.cuda.Event": event,
-            "torch.Tensor.copy_": lambda tensor, *args, **how: self.told(),
-            "torch.Tensor.fill_": lambda tensor, *args, **how: self.told(),
+            "torch.Tensor.copy_": lambda tensor, *args, **how: self.called(),
+            "torch.Tensor.fill_": lambda tensor, *args, **how: self.called(),
             "saccade.kernels.launch.Current": Current,
             "saccade.kernels.fused_images.job_rows_kernel": Kernel(self, "JOBS", "CUBIC", "BLOCK", num_others=4),
             "saccade.kernels.fused_images.job_patches_kernel": Kernel(self, *constants, num_others=11),
@@ -152,10 +152,10 @@ class Device:
 
 
 class Event:
-    """As `torch.cuda.Event`."""
+    """Replaces `torch.cuda.Event`."""
 
     def __init__(self, device: Device, **how: Any) -> None:
-        self.record = device.told
+        self.record = device.called
 
     def synchronize(self) -> None:
         pass
@@ -165,20 +165,20 @@ class Event:
 
 
 class Kernel:
-    """As one of Triton's: the first launch gives what later ones run."""
+    """Replaces a Triton kernel, whose first launch returns what later launches run."""
 
     function = packed_metadata = None
 
     def __init__(self, device: Device, *constants: str, num_others: int) -> None:
         self.arg_names = (*map(str, range(num_others)), *constants)
-        self.run = device.told
+        self.run = device.called
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **constants: self
 
 
 class Current:
-    """As that of `kernels.launch`."""
+    """Replaces `kernels.launch.Current`."""
 
     def stream(self, index: int) -> int:
         return 0
@@ -188,7 +188,7 @@ class Current:
 
 
 def new_rig(folder: Path) -> Engine:
-    """An engine as on a GPU, but narrow."""
+    """A narrow engine, set up as on a GPU."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
     limits = SchedulerSettings(**GPU_LIMITS)
@@ -221,7 +221,7 @@ def new_rig(folder: Path) -> Engine:
 
 @dataclass(frozen=True)
 class Case:
-    """`run` is one pass that is measured, `before` what it needs; all of it while `ready`."""
+    """Measures `run`, a pass. `before` prepares each run; `ready` is the context of all of them."""
 
     run: Callable[[], object]
     before: Callable[[], object] = lambda: None
@@ -229,7 +229,7 @@ class Case:
 
 
 class Rig:
-    """An engine, and what is measured with it."""
+    """An engine, and the cases measured with it."""
 
     def __init__(self, folder: Path) -> None:
         self.engine, self._names = new_rig(folder), map(str, count())
@@ -268,7 +268,7 @@ class Rig:
         return Case(encode, before=live.laps.clear)
 
     def decode(self, rows: int) -> Case:
-        """A step in a row of steps: the one that was launched before is taken in."""
+        """A step in the middle of many: it also takes in the one launched before it."""
 
         @contextmanager
         def ready() -> Iterator[None]:
@@ -297,7 +297,7 @@ class Rig:
 
 
 def measure(case: Case, device: Device, num_passes: int) -> Figures:
-    """Medians of passes, and counts of one."""
+    """Medians over passes, and the calls of one."""
     times = []
     gc.disable()
     with case.ready():
@@ -324,10 +324,10 @@ def measure(case: Case, device: Device, num_passes: int) -> Figures:
 
 
 def work() -> None:
-    """Measures what each line of its input names."""
+    """Measures the case that each line of standard input names."""
     torch.set_num_threads(1)
     device = Device()
-    with tempfile.TemporaryDirectory() as folder, device.stands_in(), torch.no_grad():
+    with tempfile.TemporaryDirectory() as folder, device.installed(), torch.no_grad():
         rig = Rig(Path(folder))
         print(json.dumps(list(rig.cases)), flush=True)
         for line in sys.stdin:
@@ -359,9 +359,9 @@ class Worker:
 
 
 def show(src: Path, found: Sequence[Figures]) -> None:
-    until, whole, calls_until, calls, told = np.median([list(one.values()) for one in found], axis=0)
+    until, whole, calls_until, calls, called = np.median([list(one.values()) for one in found], axis=0)
     graph, all_of_it = f"graph after {until:.0f} us ({calls_until:.0f} calls)", f"{whole:.0f} us ({calls:.0f} calls)"
-    print(f"  {src}: {graph}, in all {all_of_it}, {told:.0f} calls to the device")
+    print(f"  {src}: {graph}, in all {all_of_it}, {called:.0f} calls to the device")
 
 
 def main() -> int:

@@ -1,7 +1,6 @@
-"""Engines of several ranks that each encode images of their own, against an engine of one rank.
+"""Compares engines of several ranks, which each encode their own images, with an engine of one rank.
 
-Every rank schedules and composes for itself here, the same from the same requests; what is tested is what they do with
-it together.
+Here every rank schedules and composes for itself, with the same outcome. Tested is what the ranks execute together.
 """
 
 import json
@@ -24,7 +23,7 @@ from saccade.execution.assembly import new_engine
 from saccade.execution.build import build_executor
 from saccade.execution.ranks import check_ranks
 from saccade.execution.sizes import encoder_index_for
-from saccade.inputs.images import digest_pixels
+from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import VideoPlan, plan_image
@@ -40,8 +39,8 @@ from tests.models.rank_families import CONFIGS, written
 
 CPU = torch.device("cpu")
 MODEL_TYPES = {"gemma3_vl": "gemma3"}
-TOWERS = ("gemma3_vl", "qwen2_5_vl", "qwen3_vl")  # that of qwen3_vl_moe is qwen3_vl's
-HOW = {"qwen3_vl": "short"}  # verified by all ranks together; that takes longest of all
+TOWERS = ("gemma3_vl", "qwen2_5_vl", "qwen3_vl")  # qwen3_vl_moe has the tower of qwen3_vl
+HOW = {"qwen3_vl": "short"}  # only one is verified, because that takes longest
 LIMITS = SchedulerSettings(
     max_num_seqs=6, max_num_batched_tokens=128, max_model_len=192, encoder_budget_tokens=96, prefill_chunk_tokens=50
 )
@@ -104,7 +103,7 @@ def prompt(folder: Path, rng: np.random.Generator, *media: Media) -> Prompt:
 
 
 def waves(folder: Path, seed: int) -> list[dict[str, Prompt]]:
-    """One image; images of different sizes from several requests; a video beside images, some of them seen before."""
+    """One image; images of different sizes from several requests; a video with images, some of them seen before."""
     rng = np.random.default_rng(seed)
     has_videos = "gemma" not in json.loads((folder / "config.json").read_text())["model_type"]
     first = image(folder, rng)
@@ -134,7 +133,7 @@ def answers(engine: Engine, asked: list[dict[str, Prompt]]) -> Answers:
 
 
 def difference(actual: Answers, expected: Answers) -> float:
-    """The largest of log-probabilities; infinite where a token differs that was not as likely but for rounding."""
+    """The largest difference of log-probabilities; infinite if tokens differ by more than rounding explains."""
     worst = 0.0
     for name, (tokens, tops) in expected.items():
         found, scores = actual[name]
@@ -145,13 +144,13 @@ def difference(actual: Answers, expected: Answers) -> float:
             if token != right:
                 if theirs[right] - theirs.get(token, -math.inf) >= CLOSE:
                     return math.inf
-                break  # from here on the answers go apart
+                break  # from here on the answers differ
     return worst
 
 
 @contextmanager
 def changed(change: Callable[[Encode], None]) -> Iterator[None]:
-    """Every order to encode passes through `change`."""
+    """Passes every `Encode` order through `change`."""
     compose = VisionComposer.encode
 
     def call(self: VisionComposer, *args: Any) -> Encode:
@@ -164,7 +163,7 @@ def changed(change: Callable[[Encode], None]) -> Iterator[None]:
 
 
 def check_family(groups: Groups, name: str, verify: str = "off") -> None:
-    """With graphs and without."""
+    """Compares answers with graphs and without."""
     with checkpoint(name) as folder:
         asked, orders = waves(folder, seed=len(name)), list[Encode]()
         expected = answers(engine_of(folder, SETTINGS, ALONE), asked)
@@ -184,7 +183,7 @@ def check_family(groups: Groups, name: str, verify: str = "off") -> None:
 
 
 def check_large(groups: Groups) -> None:
-    """A frame that no bucket holds, beside images that share one."""
+    """A frame too large for any bucket, together with images that share one."""
     with checkpoint("qwen3_vl") as folder:
         rng = np.random.default_rng(1)
         large = image(folder, rng, 40, 56)
@@ -203,7 +202,7 @@ def check_large(groups: Groups) -> None:
 
 
 def check_mutations(groups: Groups) -> None:
-    """Rows of one rank that go to the wrong place, and ranks that do not have the same rows, are noticed."""
+    """Rows that go to the wrong place, and ranks with different rows, are noticed."""
     with checkpoint("qwen3_vl") as folder:
         asked = waves(folder, seed=3)
         expected = answers(engine_of(folder, SETTINGS, ALONE), asked)

@@ -1,4 +1,4 @@
-"""Four ranks with images of their own: more than the tower and the key/value heads can be divided by."""
+"""Four ranks that each encode their own images: more ranks than the tower and the KV heads can be split over."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Messages through shared memory: what arrives is what was sent, however slow, small or dead the other side is."""
+"""Messages through shared memory arrive as they were sent, however slow the readers or small the memory."""
 
 import os
 import threading
@@ -140,8 +140,8 @@ def random_order(rng: np.random.Generator) -> Order:
     )
 
 
-def test_every_kind_of_value_comes_back_as_it_was() -> None:
-    """Would catch arrays that lie over each other, lost strides, and types that msgpack does not keep (tuple, enum)."""
+def test_every_kind_of_value_survives_a_round_trip() -> None:
+    """Catches overlapping arrays, lost strides, and types that msgpack does not keep (tuple, enum)."""
     rng = np.random.default_rng()
     for _ in range(300):
         order = random_order(rng)
@@ -161,11 +161,11 @@ def test_every_kind_of_value_comes_back_as_it_was() -> None:
     ],
     ids=["empty", "empty axis", "scalar", "strided", "broadcast", "big-endian", "bits of nan"],
 )
-def test_odd_arrays_come_back(array: Array) -> None:
+def test_odd_arrays_survive_a_round_trip(array: Array) -> None:
     assert_same(round_trip(Blob(array)), Blob(array))
 
 
-def test_arrays_are_aligned_views_that_nobody_can_write_to_in_read_only_memory() -> None:
+def test_arrays_are_aligned_views_and_read_only_if_the_memory_is() -> None:
     memory = packed(Order("x", named={name: np.ones(3, np.uint8) for name in "abc"}))
     memory.flags.writeable = False
     arrays = list(CODEC.unpack(memory).named.values())
@@ -175,40 +175,40 @@ def test_arrays_are_aligned_views_that_nobody_can_write_to_in_read_only_memory()
         assert (array.ctypes.data - first) % ALIGNMENT == 0
 
 
-def test_an_array_that_is_in_a_message_twice_is_sent_once() -> None:
+def test_an_array_that_appears_twice_is_sent_once() -> None:
     array = np.random.default_rng().integers(0, 2**40, 1000)
     message = Order("x", named={"a": array, "b": array.copy(), "c": array})
     assert packed(message).nbytes < 2 * array.nbytes + 500
     assert_same(round_trip(message), message)
 
 
-def test_numpy_numbers_become_plain_ones() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     copy = round_trip(Order("x", work=(Copy(((np.int64(3), np.int32(4)),)),), scale=np.float32(0.5)))  # type: ignore[arg-type]
     assert copy.work == (Copy(((3, 4),)),) and type(copy.scale) is float and copy.scale == 0.5
 
 
-def test_what_cannot_be_sent_is_refused_with_a_sentence() -> None:
+def test_unsupported_messages_are_refused_with_a_reason() -> None:
     @dataclass(frozen=True)
     class Other:
         either: Part | Order
 
     with pytest.raises(CodecError, match=r"Other cannot be a message.*Structs with tag=True"):
         Codec(Other)
-    with pytest.raises(CodecError, match="a Part is no message; known are: Order, Blob"):
+    with pytest.raises(CodecError, match="Part is not a message type; known types are Order, Blob"):
         CODEC.pack(Part(rows=np.empty(0, np.int32)))
     with pytest.raises(CodecError, match="an array of object cannot be sent"):
         CODEC.pack(Blob(np.array([None])))
     with pytest.raises(CodecError, match=r"an array of .* cannot be sent"):
         CODEC.pack(Blob(np.zeros(2, [("a", "i4")])))
-    with pytest.raises(CodecError, match="a object cannot be sent"):
+    with pytest.raises(CodecError, match="a value of type object cannot be sent"):
         CODEC.pack(Order("x", anything=object()))
 
 
-def test_what_is_not_as_annotated_is_refused_by_the_reader() -> None:
-    """An array under `Any` would arrive as a list of three."""
-    with pytest.raises(CodecError, match="1 arrays of a Order lie where no annotation says so"):
+def test_readers_refuse_values_that_do_not_match_annotations() -> None:
+    """An array in a field annotated `Any` would arrive as a list of three values."""
+    with pytest.raises(CodecError, match="1 arrays of Order are in fields annotated otherwise"):
         round_trip(Order("x", anything=np.ones(3)))
-    with pytest.raises(CodecError, match="this is no Order: Expected `str`, got `int`"):
+    with pytest.raises(CodecError, match="received an invalid Order: Expected `str`, got `int`"):
         round_trip(Order(3))  # type: ignore[arg-type]
 
 
@@ -225,7 +225,7 @@ class Rig:
             self.sender.wait(0.01)
 
     def read(self, rank: int) -> Any:
-        """Take the next message and acknowledge it."""
+        """Takes the next message and acknowledges it."""
         received = self.receivers[rank].receive()
         assert received is not None
         message = CODEC.unpack(received[1].copy())
@@ -246,8 +246,8 @@ def rig(num_readers: int = 2, capacity_bytes: int = 2**20) -> Iterator[Rig]:
         sender.close()
 
 
-def test_ten_thousand_messages_through_a_small_memory_to_slow_readers() -> None:
-    """Would catch bytes that are written over before the slowest reader has read them, lost and doubled notices."""
+def test_ten_thousand_messages_reach_slow_readers_through_a_small_memory() -> None:
+    """Catches bytes overwritten before the slowest reader has read them, and lost or duplicate notices."""
     seed = int(np.random.default_rng().integers(2**31))
     print(f"seed {seed}")
     num_messages, failures = 10_000, []
@@ -288,7 +288,7 @@ def test_ten_thousand_messages_through_a_small_memory_to_slow_readers() -> None:
             assert [reply.sequence for who, reply in found.replies if who == rank and isinstance(reply, Done)] == sent
 
 
-def test_a_message_that_is_larger_than_the_memory_makes_it_grow() -> None:
+def test_the_memory_grows_for_a_larger_message() -> None:
     rng = np.random.default_rng()
     with rig(num_readers=2, capacity_bytes=4096) as found:
         blobs = [Blob(rng.integers(0, 256, size, dtype=np.uint8)) for size in (5000, 100, 123_457, 4096, 4032)]
@@ -310,7 +310,7 @@ def test_a_message_that_is_larger_than_the_memory_makes_it_grow() -> None:
         assert done == numbers, "each message is acknowledged once, by the number that its sender knows"
 
 
-def test_pixels_of_64_megabytes_are_one_message() -> None:
+def test_64_megabytes_of_pixels_fit_in_one_message() -> None:
     with rig(num_readers=1, capacity_bytes=channel.CAPACITY_BYTES) as found:
         pixels = np.random.default_rng().integers(0, 256, (4000, 5600, 3), np.uint8)
         assert pixels.nbytes > 64 * 2**20
@@ -319,7 +319,7 @@ def test_pixels_of_64_megabytes_are_one_message() -> None:
         assert received is not None and np.array_equal(CODEC.unpack(received[1]).data, pixels)
 
 
-def test_arrays_are_copied_when_they_are_sent_and_stay_until_they_are_acknowledged() -> None:
+def test_arrays_are_copied_when_sent_and_kept_until_acknowledged() -> None:
     with rig(capacity_bytes=1024) as found:
         data = np.arange(100, dtype=np.uint8)
         first = found.sender.send(Blob(data), timeout_s=BOUND_S)
@@ -370,7 +370,7 @@ def test_a_reader_that_is_gone_is_named() -> None:
     with rig() as found:
         found.sender.send(Blob(np.zeros(9)), timeout_s=BOUND_S)
         found.receivers[2].reply(NotStarted("last words"))
-        found.receivers[2].close()  # without reading: the kernel then reports an error before the last words
+        found.receivers[2].close()  # with unread data, so that the kernel reports an error before the last words
         with pytest.raises(ReaderGoneError, match="rank 2 has closed its end"):
             found.sender.send(Blob(np.zeros(9)), timeout_s=BOUND_S)
         assert found.sender.gone() == [2]
@@ -378,7 +378,7 @@ def test_a_reader_that_is_gone_is_named() -> None:
         assert (2, NotStarted("last words")) in found.replies
 
 
-def test_a_sender_that_waits_for_room_notices_that_a_reader_dies() -> None:
+def test_a_sender_that_waits_for_room_notices_a_dead_reader() -> None:
     with rig(num_readers=1, capacity_bytes=1024) as found:
         found.sender.send(Blob(np.zeros(900, np.uint8)), timeout_s=BOUND_S)
         threading.Timer(0.1, found.receivers[1].close).start()
@@ -386,7 +386,7 @@ def test_a_sender_that_waits_for_room_notices_that_a_reader_dies() -> None:
             found.sender.send(Blob(np.zeros(900, np.uint8)), timeout_s=BOUND_S)
 
 
-def test_a_reader_hears_that_the_sender_is_gone_behind_what_it_sent() -> None:
+def test_a_reader_gets_all_messages_before_it_learns_that_the_sender_is_gone() -> None:
     with rig() as found:
         found.sender.send(Blob(np.arange(5)), timeout_s=BOUND_S)
         found.sender.close()
@@ -395,7 +395,7 @@ def test_a_reader_hears_that_the_sender_is_gone_behind_what_it_sent() -> None:
         assert found.receivers[1].receive() is None
 
 
-def test_replies_arrive_in_order_and_too_long_ones_become_errors() -> None:
+def test_replies_arrive_in_order_and_overlong_ones_become_errors() -> None:
     with rig(num_readers=1) as found:
         receiver = found.receivers[1]
         receiver.reply(RankReady({"tokens": 5}))
@@ -406,8 +406,8 @@ def test_replies_arrive_in_order_and_too_long_ones_become_errors() -> None:
         found.wait_until(lambda: len(found.replies) == 2)
         (_, ready), (_, done) = found.replies
         assert ready == RankReady({"tokens": 5})
-        assert isinstance(done, Done) and "the most is 65536" in done.outcome.error and not done.outcome.digest
-        with pytest.raises(SaccadeError, match="the most is 65536"):
+        assert isinstance(done, Done) and "the limit is 65536" in done.outcome.error and not done.outcome.digest
+        with pytest.raises(SaccadeError, match="the limit is 65536"):
             receiver.reply(RankReady("x" * 10**6))
 
 

@@ -1,4 +1,4 @@
-"""Processes that compile kernels beside a start: they help where they can, and never do harm."""
+"""Processes that compile kernels during start-up help where they can, and never do harm."""
 
 import os
 import textwrap
@@ -27,7 +27,7 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """What the processes run; `line` is the job that each was given."""
+    """Writes the module that the processes run. In it, `line` is the process's job."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write_module(text: str) -> None:
@@ -60,11 +60,13 @@ def no_spares() -> SpareCompilers:
     return found
 
 
-def test_every_process_gets_its_share_and_progress_is_told(write: Write, start: StartEngine, tmp_path: Path) -> None:
+def test_every_process_gets_its_share_and_progress_is_reported(
+    write: Write, start: StartEngine, tmp_path: Path
+) -> None:
     write(f"pathlib.Path({str(tmp_path)!r}, str(hash(line))).write_text(line)")
-    told: list[Stage] = []
+    reported: list[Stage] = []
     found = processes(start, tmp_path)
-    found.wait(told.append)
+    found.wait(reported.append)
     jobs = [
         msgspec.json.decode(file.read_bytes(), type=CompileJob)
         for file in tmp_path.iterdir()
@@ -72,23 +74,23 @@ def test_every_process_gets_its_share_and_progress_is_told(write: Write, start: 
     ]
     assert sorted((job.index, job.count) for job in jobs) == [(0, 3), (1, 3), (2, 3)]
     assert all(job.start == start for job in jobs)
-    assert [(stage.name, stage.total) for stage in told] == [("compiling kernels", 3)] * len(told)
-    assert [stage.done for stage in told] == sorted({stage.done for stage in told})
+    assert [(stage.name, stage.total) for stage in reported] == [("compiling kernels", 3)] * len(reported)
+    assert [stage.done for stage in reported] == sorted({stage.done for stage in reported})
 
 
 @pytest.mark.parametrize("text", ["sys.exit(3)", "raise SystemError", "time.sleep(600)"])
-def test_one_that_fails_or_hangs_costs_time_only(
+def test_a_process_that_fails_or_hangs_only_costs_time(
     write: Write, start: StartEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     write(f"if '\"index\":1' in line: {text}" if "raise" not in text else f"{text}")
     before = set(children(os.getpid()))
     found = processes(start, tmp_path)
     found.wait(lambda stage: None, wait_s=1.0)
-    assert "processes that compile kernels failed" in caplog.text
+    assert "compile processes failed" in caplog.text
     assert set(children(os.getpid())) <= before
 
 
-def test_nothing_is_left_of_a_start_that_ends(write: Write, start: StartEngine, tmp_path: Path) -> None:
+def test_close_leaves_no_process(write: Write, start: StartEngine, tmp_path: Path) -> None:
     write("time.sleep(600)")
     before = set(children(os.getpid()))
     found = processes(start, tmp_path)
@@ -97,31 +99,33 @@ def test_nothing_is_left_of_a_start_that_ends(write: Write, start: StartEngine, 
     assert set(children(os.getpid())) <= before
 
 
-def test_processes_that_cannot_be_started_are_done_without(
+def test_the_engine_starts_without_processes_that_cannot_be_started(
     start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **how: object) -> None:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(spare_compilers, "start_python", refuse)
-    told: list[Stage] = []
-    processes(start, tmp_path).wait(told.append)
-    assert told == []
+    reported: list[Stage] = []
+    processes(start, tmp_path).wait(reported.append)
+    assert reported == []
 
 
-def test_a_second_worker_waits_for_the_first_and_starts_none(write: Write, start: StartEngine, tmp_path: Path) -> None:
+def test_a_second_worker_waits_for_the_first_and_starts_no_processes(
+    write: Write, start: StartEngine, tmp_path: Path
+) -> None:
     write("time.sleep(600)")
     first = processes(start, tmp_path)
     before = set(children(os.getpid()))
     second = processes(start, tmp_path)
-    told: list[Stage] = []
+    reported: list[Stage] = []
     assert set(children(os.getpid())) == before
-    second.wait(told.append, wait_s=0.2)
-    assert len(told) == 1
+    second.wait(reported.append, wait_s=0.2)
+    assert len(reported) == 1
     third = processes(start, tmp_path)
     first.close()
-    third.wait(told.append)
-    assert len(told) == 1, "there was nothing to wait for"
+    third.wait(reported.append)
+    assert len(reported) == 1, "there was nothing to wait for"
 
 
 def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine) -> None:
@@ -144,7 +148,9 @@ def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_where_nothing_is_compiled_beside(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_processes_are_started_where_they_would_not_help(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert start_compiling(start, torch.device("cpu"), no_spares()) is None
     ranks = msgspec.structs.replace(start, settings=EngineSettings(tensor_parallel_size=2))
     assert start_compiling(ranks, torch.device("cuda"), no_spares()) is None
@@ -154,7 +160,7 @@ def test_where_nothing_is_compiled_beside(start: StartEngine, monkeypatch: pytes
     assert start_compiling(start, torch.device("cuda"), no_spares()) is None
 
 
-def test_a_bare_machine_has_spare_ones_and_a_start_takes_them(write: Write, start: StartEngine) -> None:
+def test_a_first_start_takes_the_spare_processes(write: Write, start: StartEngine) -> None:
     write("")
     before = set(children(os.getpid()))
     spares = SpareCompilers(MODULE)
@@ -173,7 +179,7 @@ def test_a_bare_machine_has_spare_ones_and_a_start_takes_them(write: Write, star
     no_more.close()
 
 
-def test_spare_ones_that_are_not_needed_end(write: Write, start: StartEngine) -> None:
+def test_spare_processes_that_are_not_needed_end(write: Write, start: StartEngine) -> None:
     write("")
     before = set(children(os.getpid()))
     assert start_compiling(start, torch.device("cpu"), SpareCompilers(MODULE)) is None
@@ -181,7 +187,7 @@ def test_spare_ones_that_are_not_needed_end(write: Write, start: StartEngine) ->
 
 
 @pytest.mark.parametrize(("cores", "host", "expected"), [(16, 120, 12), (8, 120, 6), (16, 7, 2), (2, 16, 0), (1, 1, 0)])
-def test_their_number_follows_cores_and_memory(
+def test_the_number_of_processes_depends_on_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, cores: int, host: int, expected: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
@@ -189,5 +195,5 @@ def test_their_number_follows_cores_and_memory(
     assert room_for_compilers() == expected
 
 
-def test_they_leave_the_gpu_to_the_weights() -> None:
+def test_processes_leave_gpu_memory_for_the_weights() -> None:
     assert [room_on(size * GIB) for size in (16, 24, 80, 140)] == [1, 2, 6, 11]

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in collectives of torch."""
+"""Ranks that wait for each other in torch's collectives."""
 
 import os
 import signal
@@ -17,8 +17,8 @@ from tests.execution.test_rank_processes import BOUND_S, PLAN, STORE, Deaths, as
 GLOO = replace(PLAN, factory="tests.execution.gloo_executor:make", order_types=GlooExecutor.order_types)
 
 
-def test_ranks_meet_in_their_store_and_the_one_that_was_killed_is_the_reason() -> None:
-    """All others fail too, because their connections to it are closed, and say so: that is not the reason."""
+def test_ranks_connect_through_their_store_and_a_killed_one_is_the_reason() -> None:
+    """The others fail too, because their connections to the killed rank close. Those errors are not the reason."""
     deaths = Deaths()
     with closing(RankProcesses(GLOO, deaths)) as ranks:
         first = GlooExecutor(ranks.store, 0, 3)
@@ -35,5 +35,5 @@ def test_ranks_meet_in_their_store_and_the_one_that_was_killed_is_the_reason() -
         with pytest.raises(RuntimeError):  # rank 0 waited for a rank that is gone
             first.execute(Reduce(1))
         assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
-    # A FileStore opens its file again when it is collected: by then the number must not be another file's.
+    # A FileStore reopens its file when garbage-collected; by then the descriptor must not be another file's.
     assert STORE in str(Path(ranks.store).readlink())

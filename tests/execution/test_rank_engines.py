@@ -1,4 +1,4 @@
-"""Every family on two ranks, in processes of their own and with graphs: the same answers as on one."""
+"""Every family on two ranks, in separate processes and with graphs: the same answers as on one rank."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,13 +48,13 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> None:
-    """Prompts in several chunks, images, requests that wait for room, prompts that were there before, samples and
-    penalties. Of some families graphs are verified before, which all ranks must do in step."""
+def test_two_ranks_answer_like_one(two: Ranks, name: str, tmp_path: Path) -> None:
+    """With prompts of several chunks, images, requests that wait for room, cached prompts, sampling and penalties. The
+    graphs of some families are verified first, which all ranks must do in lockstep."""
     made = tiny.make(name, tmp_path)
     if name in tiny.VISION:
         image_settings(tmp_path)
-    rng = np.random.default_rng(3)  # of a fresh row, two experts may be as good as each other but for rounding
+    rng = np.random.default_rng(3)  # with fresh rows, rounding might decide between two experts
     prompts = {f"r{i}": random_prompt(made, rng, num_images=i % 3 if name in tiny.VISION else 0) for i in range(5)}
     prompts["long"] = text_prompt(rng.integers(3, 99, 60).tolist())
     ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(*build(Build(str(tmp_path), "off")))
@@ -68,7 +68,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
 
 
 def assert_pooled(engine: Engine, made: tiny.Tiny, prompts: dict[str, Prompt]) -> None:
-    """Vectors of prompts of several chunks, the last and the mean hidden states and logits, beside an answer."""
+    """Pools prompts of several chunks (last and mean hidden states, logits) while another request generates."""
     asked = {
         (name, pooling): params for name in ("r0", "r2", "long") for pooling, params in pooled_params((7, 40)).items()
     }
@@ -84,7 +84,7 @@ def assert_pooled(engine: Engine, made: tiny.Tiny, prompts: dict[str, Prompt]) -
 
 
 def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:
-    """Twice, the second time with other parameters: then prompts are found in the cache."""
+    """Asks twice. The second time parameters differ, and prompts are found in the cache."""
     params = {name: replace(GREEDY, max_tokens=30) if name == "long" else GREEDY for name in prompts}
     answers = run(engine, prompts, params)
     other = {
@@ -100,7 +100,7 @@ def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:
 
 
 def finish_but_abort(engine: Engine, names: list[str], aborted: str) -> dict[str, Answer]:
-    """One request is aborted while it runs; the answers of the others."""
+    """Aborts one request while it runs. Returns the answers of the others."""
     early: dict[str, list[Update]] = {name: [] for name in names}
     for _ in range(NUM_STEPS):
         for update in engine.step():

@@ -1,4 +1,4 @@
-"""Ranks that encode whole images each, in processes of their own."""
+"""Ranks in separate processes that each encode whole images."""
 
 from typing import Any
 
@@ -29,17 +29,17 @@ def two() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", list(rank_images.CASES))
-def test_two_ranks_answer_as_one_does(two: dict[str, str], case: str) -> None:
+def test_two_ranks_answer_like_one(two: dict[str, str], case: str) -> None:
     assert not two[case], two[case]
 
 
-def test_four_ranks_answer_as_one_does() -> None:
+def test_four_ranks_answer_like_one() -> None:
     for found in run_cases(4, rank_images_of_four.__name__).values():
         assert not found, found
 
 
-def test_the_bundled_model_runs_on_two_ranks_although_it_has_five_vision_heads() -> None:
-    """Through the channel of orders, and with no word about the encoder: its heads cannot be divided."""
+def test_the_bundled_model_runs_on_two_ranks_despite_its_five_vision_heads() -> None:
+    """Orders go through the channel. The encoder mode is chosen automatically, because its heads cannot be split."""
     asked = [one.messages() for name in ("colors", "counts") for one in make_examples(name, EvalSettings(limit=3))]
     params, found = SamplingParams(temperature=0, max_tokens=8, logprobs=20), []
     for size in (1, 2):

@@ -1,4 +1,4 @@
-"""Ranks as processes: they obey, they agree, and when one does not, all end with one reason that names it."""
+"""Rank processes obey and agree; when one does not, all end with a single reason that names it."""
 
 import os
 import re
@@ -43,7 +43,7 @@ STORE = "memfd:saccade-store"
 
 
 def gone(pid: int) -> bool:
-    """A zombie that nobody has fetched yet is gone too."""
+    """A zombie counts as gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -51,7 +51,7 @@ def gone(pid: int) -> bool:
 
 
 def open_files(pid: int | str = "self") -> set[str]:
-    """By number and name; without the folder that is read here, and stores, which stay open on purpose."""
+    """Open files by descriptor and name, without the folder read here and stores, which stay open on purpose."""
     found = {}
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -67,7 +67,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Deaths:
-    """What `on_death` heard, and in which thread."""
+    """Records the calls of `on_death` and their threads."""
 
     def __init__(self) -> None:
         self.errors: list[SaccadeError] = []
@@ -80,14 +80,14 @@ class Deaths:
         self.happened.set()
 
     def wait(self) -> str:
-        assert self.happened.wait(BOUND_S), "nobody said that a rank died"
+        assert self.happened.wait(BOUND_S), "on_death was not called"
         assert len(self.errors) == 1 and self.threads == ["rank watcher"]
         return str(self.errors[0])
 
 
 @contextmanager
 def running(plan: RankPlan = PLAN) -> Iterator[tuple[RankProcesses, Deaths]]:
-    """Ranks that must be gone at the end, with whatever they held."""
+    """Starts ranks. At the end they and all their files must be gone."""
     before, deaths = open_files(), Deaths()
     with closing(RankProcesses(plan, deaths)) as ranks:
         pids = ranks.pids
@@ -105,7 +105,7 @@ def behind(ranks: RankProcesses) -> dict[int, int]:
 
 
 def do(ranks: RankProcesses, order: Do | Add, outcome: OrderOutcome | None = None) -> None:
-    """What rank 0 did is what the others must have done."""
+    """Sends an order and waits for it. `outcome` is what rank 0 did."""
     number = ranks.send(order)
     if outcome is None:
         outcome = OrderOutcome(digest=digest_of(order.values) if isinstance(order, Add) else "")
@@ -114,7 +114,7 @@ def do(ranks: RankProcesses, order: Do | Add, outcome: OrderOutcome | None = Non
 
 
 def assert_dead(ranks: RankProcesses, deaths: Deaths, reason: str) -> None:
-    """One reason for all who ask, and no process."""
+    """Every call raises the reason, and no process is left."""
     assert re.fullmatch(reason, deaths.wait())
     wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
     for call in (
@@ -152,17 +152,17 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
         last = ranks.send(Add(np.arange(3)))
         ranks.record(last, OrderOutcome(digest=digest_of(np.arange(3))))
         wait_until(lambda: behind(ranks).keys() == {2}, "rank 1 is done")
-        with pytest.raises(TimeoutError, match=f"step {last} was not ended in 0.01 s by rank 2"):
+        with pytest.raises(TimeoutError, match=f"rank 2 did not finish step {last} in 0.01 s"):
             ranks.wait(last, 0.01)
         (tmp_path / "go").touch()
         ranks.wait(last, BOUND_S)
         assert behind(ranks) == {}
 
 
-def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_may_all_fail_with_the_same_error(capfd: pytest.CaptureFixture[str]) -> None:
     with running() as (ranks, deaths):
         do(ranks, Do("fail", text="too long"), OrderOutcome(error="RequestError: too long"))
-        do(ranks, Add(np.arange(4)))  # the ranks go on
+        do(ranks, Add(np.arange(4)))  # the ranks still work
         do(ranks, Do("log", text="two\nlines"))
         assert not deaths.errors
     lines = capfd.readouterr().err.splitlines()
@@ -180,21 +180,21 @@ def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.Cap
         (
             Do("say", 1, text="decode 64"),
             OrderOutcome(),
-            "rank 1 did something else than rank 0 in step 2: 'decode 64'; rank 0: ''",
+            "rank 1 diverged from rank 0 in step 2: it did 'decode 64'; rank 0: ''",
         ),
         (
-            Do("fail otherwise", text="of memory"),
+            Do("fail differently", text="of memory"),
             OrderOutcome(error="RequestError: bad"),
-            "rank 1 failed otherwise than rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
+            "rank 1 failed differently from rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
         ),
         (
-            Do("answer much", 2),
+            Do("answer too much", 2),
             NOTHING,
-            "rank 2 failed in step 2 where rank 0 did not: SaccadeError: the answer has .* bytes; the most is 65536",
+            "rank 2 failed in step 2 where rank 0 did not: SaccadeError: the answer has .* bytes; the limit is 65536",
         ),
     ],
 )
-def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, reason: str) -> None:
+def test_ranks_that_diverge_are_ended(order: Do, outcome: OrderOutcome, reason: str) -> None:
     with running() as (ranks, deaths):
         do(ranks, Add(np.arange(2)))
         number = ranks.send(order)
@@ -203,22 +203,21 @@ def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, re
             ranks.wait(number, BOUND_S)
         except EngineDeadError:
             pass
-        # Rank 2 may be heard before rank 1, where both differ from rank 0.
+        # If both differ from rank 0, rank 2 may report before rank 1.
         assert_dead(ranks, deaths, reason.replace("rank 1", "rank [12]") if order.rank in (0, 9) else reason)
 
 
-def test_a_failed_rank_for_which_the_others_wait_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 never says what it did, as if it waited in a collective: without this only the watchdog would tell, and it
-    would name a rank that waits too."""
+def test_a_failed_rank_that_others_wait_for_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 never reports, as if it waited in a collective. Without this check only the watchdog would notice, and it
+    would name a rank that is waiting too."""
     monkeypatch.setattr(rank_processes, "STUCK_S", 0.3)
     with running() as (ranks, deaths):
         ranks.send(Do("fail", 2, text="no graph for this key"))
-        assert_dead(
-            ranks, deaths, "rank 2 failed in step 1, which rank 0 has not ended 0.3 s later: .*: no graph for this key"
-        )
+        reason = "rank 2 failed in step 1, and rank 0 has not finished it 0.3 s later: .*: no graph for this key"
+        assert_dead(ranks, deaths, reason)
 
 
-def test_a_rank_killed_while_it_is_idle() -> None:
+def test_a_rank_killed_while_idle_is_the_reason() -> None:
     with running() as (ranks, deaths):
         os.kill(ranks.pids[2], signal.SIGKILL)
         assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
@@ -227,16 +226,16 @@ def test_a_rank_killed_while_it_is_idle() -> None:
 @pytest.mark.parametrize(
     ("what", "reason"), [("kill", "rank 1 of 3 was ended by SIGKILL"), ("exit", "rank 1 of 3 ended with exit code 7")]
 )
-def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
-    """The main thread hangs meanwhile, as in a collective: nothing is asked of it."""
+def test_a_rank_that_exits_while_executing_is_the_reason(what: str, reason: str) -> None:
+    """Needs nothing from the main thread, which may hang in a collective meanwhile."""
     with running() as (ranks, deaths):
         ranks.send(Do("sleep", rank=2, seconds=3600))
         ranks.send(Do(what, rank=1))
         assert_dead(ranks, deaths, reason)
 
 
-def test_the_sender_raises_the_reason_of_the_watching_thread() -> None:
-    """It would notice a closed socket itself, but not why."""
+def test_the_sender_raises_the_reason_found_by_the_watcher_thread() -> None:
+    """The sender itself would only notice a closed socket."""
     with running() as (ranks, deaths):
         ranks.send(Do("kill", rank=2))
         with pytest.raises(EngineDeadError, match="rank 2 of 3 was ended by SIGKILL"):
@@ -254,8 +253,8 @@ def test_a_stopped_rank_is_found_by_the_watchdog(is_idle: bool) -> None:
         assert_dead(ranks, deaths, "rank 2 of 3 has not answered for 3 s")
 
 
-def test_idle_ranks_are_asked_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without answers the first ping would be the last, and its silence would grow."""
+def test_idle_ranks_are_pinged_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without answers there would be only one ping, and the silence would grow."""
     pings: list[float] = []
     ping = Sender.ping
 
@@ -293,7 +292,7 @@ def cpu_s(pid: int) -> float:
         ("kill", RankGoneError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
     ],
 )
-def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: str) -> None:
+def test_a_rank_that_fails_to_start_is_the_reason(how: str, kind: type[SaccadeError], reason: str) -> None:
     deaths = Deaths()
     with closing(RankProcesses(replace(PLAN, settings={"who": 2, "how": how}), deaths)) as ranks:
         with pytest.raises(kind, match=reason):
@@ -302,14 +301,14 @@ def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: 
         wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
 
 
-def test_a_rank_that_hangs_while_it_starts() -> None:
+def test_a_rank_that_hangs_while_starting_is_the_reason() -> None:
     deaths = Deaths()
     with closing(RankProcesses(replace(PLAN, settings={"who": 1, "how": "hang"}, start_s=2.0), deaths)) as ranks:
         assert re.fullmatch("rank [12] of 3 was not ready after 2 s", deaths.wait())
         wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
 
 
-def test_a_factory_that_is_not_there() -> None:
+def test_a_missing_factory_is_the_reason() -> None:
     deaths = Deaths()
     reason = r"rank . failed to start: ModuleNotFoundError: .*nowhere"
     with (
@@ -320,17 +319,15 @@ def test_a_factory_that_is_not_there() -> None:
     assert re.match(reason, deaths.wait())
 
 
-def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_cannot_be_started_leaves_no_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = open_files()
-    with pytest.raises(EngineDeadError, match="cannot be watched: FileNotFoundError"):
+    with pytest.raises(EngineDeadError, match="the rank watcher failed: FileNotFoundError"):
         RankProcesses(PLAN, Deaths())
     assert open_files() <= before
 
 
-def test_close_lets_ranks_end_their_orders_and_close_their_executors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_lets_ranks_finish_orders_and_close_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "EXIT_S", BOUND_S)
     note = tmp_path / "closed"
     with running(replace(PLAN, num_ranks=2, settings={"closed": str(note)})) as (ranks, deaths):
@@ -342,7 +339,7 @@ def test_close_lets_ranks_end_their_orders_and_close_their_executors(
             ranks.send(Do("nothing"))
 
 
-def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_kills_a_rank_that_does_not_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "EXIT_S", 0.3)
     with running() as (ranks, deaths):
         ranks.send(Do("sleep", rank=1, seconds=3600))
@@ -352,8 +349,8 @@ def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch)
         assert not deaths.errors
 
 
-def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
-    """The kernel ends a rank with the thread that started it; that is the watching thread, not its caller's."""
+def test_ranks_outlive_the_thread_that_created_them() -> None:
+    """The kernel ends a rank with the thread that started it, which is the watcher thread, not the caller's."""
     made: list[RankProcesses] = []
     thread = threading.Thread(target=lambda: made.append(RankProcesses(PLAN, Deaths())))
     thread.start()
@@ -373,7 +370,7 @@ PARENT = """
         os._exit(9)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
         ranks = RankProcesses(PLAN, die)
         print(*ranks.pids.values(), flush=True)
         if sys.argv[1] != "starting":
@@ -413,8 +410,8 @@ def test_no_rank_outlives_its_parent(state: str, number: signal.Signals, tmp_pat
 
 
 @pytest.mark.parametrize("has_line", [True, False])
-def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
-    """The kernel tells only of parents that end later. Standard input stays open here, as if somebody else held it."""
+def test_a_rank_whose_parent_is_already_gone_exits(has_line: bool) -> None:
+    """The kernel only reports parents that end later. Standard input stays open here, as if another process held it."""
     start = RankStart(
         rank=1,
         num_ranks=2,
@@ -441,14 +438,14 @@ def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
             process.kill()
 
 
-def test_what_ranks_share_has_no_name_that_could_be_left_behind(tmp_path: Path) -> None:
+def test_nothing_that_ranks_share_has_a_name_to_leave_behind(tmp_path: Path) -> None:
     with parent("idle", tmp_path) as (process, pids):
         for pid in (process.pid, *pids):
             names = {name.partition(": ")[2] for name in open_files(pid)}
             mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
             assert any("saccade-orders" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
             found = [Path(name) for name in names | mapped if name.startswith(("/dev/shm", tempfile.gettempdir()))]
-            libraries = Path(sys.prefix)  # of a checkout that is itself in the folder for temporary files
+            libraries = Path(sys.prefix)  # the checkout may itself be in the temporary folder
             assert [path for path in found if path.exists() and not path.is_relative_to(libraries)] == []
 
 
@@ -460,20 +457,20 @@ def test_a_process_whose_main_thread_hangs_ends_with_the_reason(tmp_path: Path) 
         wait_until(lambda: all(map(gone, pids)), "ranks end with their parent")
 
 
-def test_agreement_needs_rank_0() -> None:
+def test_ranks_are_compared_with_rank_0() -> None:
     agreement = Agreement(3)
     assert agreement.note(1, 5, OrderOutcome(digest="a"), 0.0) is None
     assert agreement.note(2, 5, OrderOutcome(digest="b"), 0.0) is None
     why = agreement.note(0, 5, OrderOutcome(digest="a"), 0.0)
-    assert why == "rank 2 did something else than rank 0 in step 5: 'b'; rank 0: 'a'"
+    assert why == "rank 2 diverged from rank 0 in step 5: it did 'b'; rank 0: 'a'"
 
 
-def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
-    """Rank 0 waits for what another rank did not do. Without a limit nobody is in a hurry."""
+def test_a_step_that_only_rank_0_does_not_finish_is_reported_after_a_while() -> None:
+    """Rank 0 waits for something another rank did not do. Without a limit it may wait forever."""
     agreement = Agreement(3)
     agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
     assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
-    reason = "rank 0 has not ended step 7 5 s after rank 2, which did: 'nothing'"
+    reason = "rank 0 has not finished step 7, 5 s after rank 2, which did 'nothing'"
     assert agreement.waiting(now=15.1, limit_s=5.0) == reason
     agreement.note(1, 7, OrderOutcome(digest="nothing"), now=15.2)
     assert agreement.waiting(now=15.3, limit_s=5.0) == reason
@@ -481,12 +478,12 @@ def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
     assert agreement.waiting(now=1e6, limit_s=5.0) is None
 
 
-def test_a_step_in_which_a_rank_failed_is_told_once_the_others_had_their_time() -> None:
+def test_a_failed_step_is_reported_if_the_others_do_not_finish_it_in_time() -> None:
     agreement, failed = Agreement(3), OrderOutcome(error="GraphError: moved")
     agreement.note(1, 7, failed, now=10.0)
     agreement.note(2, 7, failed, now=14.0)
     assert agreement.stuck(now=14.9, limit_s=5.0) is None
-    reason = "rank 1 failed in step 7, which rank 0 has not ended 5 s later: GraphError: moved"
+    reason = "rank 1 failed in step 7, and rank 0 has not finished it 5 s later: GraphError: moved"
     assert agreement.stuck(now=15.1, limit_s=5.0) == reason
     agreement.note(0, 7, failed, now=15.2)
     assert agreement.stuck(now=1e6, limit_s=5.0) is None
@@ -499,10 +496,10 @@ def test_steps_on_which_all_ranks_agree_are_forgotten() -> None:
         assert agreement.note(0, number, OrderOutcome(digest="a"), 0.0) is None
 
 
-def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
+def test_a_step_that_rank_0_never_reports_is_an_error() -> None:
     agreement = Agreement(2)
     agreement.note(1, 1, OrderOutcome(), 0.0)
-    with pytest.raises(AssertionError, match="rank 0 has not said what it did in step 1"):
+    with pytest.raises(AssertionError, match="rank 0 has not reported step 1"):
         for number in range(2, 10 + MAX_LATE):
             agreement.note(0, number, OrderOutcome(), 0.0)
             agreement.note(1, number, OrderOutcome(), 0.0)

@@ -1,4 +1,4 @@
-"""FP8 on two ranks, in processes of their own and with graphs: the answers of one rank."""
+"""FP8 on two ranks, in separate processes and with graphs: the same answers as on one rank."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +20,8 @@ from tests.models.quantized import SCHEMES, write
 from tests.models.test_quantization import wide_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=20)
-SAME_ROUNDING = 0.05  # of a log-probability, where inputs are rounded alike but for the few between two numbers
-FP8_ERROR = 0.2  # of a log-probability; without the scales of its shard, a rank would be wrong by whole numbers
+SAME_ROUNDING = 0.05  # in log-probability, if inputs are rounded alike except for a few halfway between two numbers
+FP8_ERROR = 0.2  # in log-probability; a rank without its shard's scales would be off by whole numbers
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_two_ranks_answer_as_one_does(two: Ranks, scheme: str, tmp_path: Path) -> None:
-    """Where a scale of inputs belongs to a whole row, ranks have half the row each, and round it a little finer."""
+def test_two_ranks_answer_like_one(two: Ranks, scheme: str, tmp_path: Path) -> None:
+    """If input scales are per row, each rank scales its half of the row, and rounds it a little finer."""
     quantized, _ = write(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
-    rng = np.random.default_rng(3)  # of fresh rows, one in many falls between two numbers of FP8
+    rng = np.random.default_rng(3)  # with fresh rows, one in many would fall halfway between two FP8 numbers
     prompts = {f"r{i}": text_prompt(rng.integers(3, 63, 5 + 9 * i).tolist()) for i in range(4)}
     ours, alone = two.engine(quantized, "full"), engine_of(*build(Build(str(quantized), "off")))
     found, expected = (run(engine, prompts, GREEDY) for engine in (ours, alone))
@@ -49,7 +49,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, scheme: str, tmp_path: Path) -
         assert phase == "vision" or sum(snapshot["replays"].values()) > 0
 
 
-def test_blocks_that_ranks_would_cut_are_refused_before_ranks_start(tmp_path: Path) -> None:
+def test_quantized_blocks_that_ranks_would_cut_are_refused_before_ranks_start(tmp_path: Path) -> None:
     quantized, _ = write(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES["blocks"], tmp_path)
     config = Config.read(quantized / "config.json")
     family, spec = read_spec(config)

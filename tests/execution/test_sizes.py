@@ -18,19 +18,19 @@ LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=64, max_model_
 @pytest.mark.parametrize(
     ("asked", "is_cuda", "found"), [(0, True, 128), (0, False, 16), (32, True, 32), (32, False, 32)]
 )
-def test_a_block_is_as_large_as_asked_for(asked: int, is_cuda: bool, found: int) -> None:
+def test_the_block_size_is_as_configured(asked: int, is_cuda: bool, found: int) -> None:
     made = sizes.state_sizes_for(EngineSettings(block_size=asked), LIMITS, is_cuda=is_cuda)
     assert (made.block_size, made.max_blocks) == (found, -(-100 // found)), "the last block of a request may be cut"
 
 
-def test_blocks_are_those_asked_for_or_of_the_longest_request_and_block_0() -> None:
+def test_there_are_blocks_for_the_configured_tokens_or_the_longest_request() -> None:
     assert sizes.wanted_blocks(EngineSettings(kv_cache_tokens=33), LIMITS, 16) == 4
     assert sizes.wanted_blocks(EngineSettings(), LIMITS, 16) == sizes.CPU_KV_TOKENS // 16 + 1
     assert sizes.wanted_blocks(EngineSettings(), replace(LIMITS, max_model_len=10**6), 16) == 10**6 // 16 + 1
     assert sizes.blocks_that_fit(sizes.HEADROOM_BYTES + 100, 9, 30) == 3
 
 
-def test_without_a_cache_images_of_two_steps_have_room() -> None:
+def test_without_an_encoder_cache_there_is_room_for_the_images_of_two_steps() -> None:
     kept, none = EngineSettings(encoder_cache_tokens=48), EngineSettings(encoder_cache_tokens=0)
     assert sizes.encoder_rows_for(kept, LIMITS) == 48
     assert sizes.encoder_rows_for(none, LIMITS) == 2 * 40 + sizes.PAGE_ROWS
@@ -45,7 +45,7 @@ def test_patches_that_the_tower_would_misread_are_refused(media: ImageSettings |
         check(media, SimpleNamespace(**{**shape, name: shape[name] + 1}, grid_side=4))
 
 
-def test_an_image_of_another_size_than_the_towers_is_refused() -> None:
+def test_images_of_the_wrong_size_for_the_tower_are_refused() -> None:
     tower = SimpleNamespace(patch=IMAGE.patch, temporal_patch=IMAGE.temporal_patch, merge=IMAGE.merge, grid_side=4)
     side = 4 * IMAGE.patch
     check(replace(IMAGE, fixed_size=(side, side)), tower)

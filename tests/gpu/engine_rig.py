@@ -18,7 +18,7 @@ from saccade.execution import assembly
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.graphs import Capacity, GraphRunner, Phase
-from saccade.inputs.images import digest_pixels
+from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image

@@ -16,7 +16,7 @@ from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
 from saccade.graphs.staging import NUM_STAGING_SLABS
-from saccade.inputs.images import digest_pixels
+from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.kernels import reference

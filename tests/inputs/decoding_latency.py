@@ -10,10 +10,10 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from saccade.inputs import media_pool
 from saccade.inputs.allowance import ANYTHING
-from saccade.inputs.images import ImageLimits, decode_image, measure_image
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media import media_pool
+from saccade.inputs.media.images import ImageLimits, decode_image, measure_image
+from saccade.inputs.media.media_pool import MediaPool
 
 ROUNDS = 200
 LIMITS = ImageLimits()

@@ -22,11 +22,11 @@ from PIL import Image
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import ANYTHING
-from saccade.inputs.animations import measure_animation
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, measure_image, read_data_url
-from saccade.inputs.jpeg import count_visits, is_cheap, is_plain, read_frame
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.animations import measure_animation
+from saccade.inputs.media.headers import read_header
+from saccade.inputs.media.images import ImageLimits, measure_image, read_data_url
+from saccade.inputs.media.jpeg import count_visits, is_cheap, is_plain, read_frame
+from saccade.inputs.media.media_pool import MediaPool
 from tests.fuzzing import fuzz, fuzz_reader
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 

@@ -13,14 +13,16 @@ import pytest
 from PIL import Image
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs import images, processor, tokenizer
+from saccade.inputs import processor
 from saccade.inputs.allowance import Allowance, StopWorkError
-from saccade.inputs.chat_messages import MediaRef
-from saccade.inputs.images import ImageLimits, MeasuredImage, load_image, measure_image
 from saccade.inputs.measuring import MAX_VALUES, size_media
+from saccade.inputs.media import images
+from saccade.inputs.media.images import ImageLimits, MeasuredImage, load_image, measure_image
+from saccade.inputs.media.videos import Video
 from saccade.inputs.plans import plan_image
 from saccade.inputs.processor import Processor
-from saccade.inputs.videos import Video
+from saccade.inputs.text import tokenizer
+from saccade.inputs.text.chat_messages import MediaRef
 from tests.inputs.texts import fuzz_texts
 
 

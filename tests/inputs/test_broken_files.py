@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError, PanicError, RequestError, contained
-from saccade.inputs.chat_template import ChatTemplate
-from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
-from saccade.inputs.template_trial import try_template
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.inputs.text.generation import GenerationDefaults
+from saccade.inputs.text.template_trial import try_template
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from tests.inputs.folders import write_qwen

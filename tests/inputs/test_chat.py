@@ -9,10 +9,10 @@ import pytest
 import transformers
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.chat_template import ChatTemplate, read_template
 from saccade.inputs.processor import Processor
-from saccade.inputs.special_tokens import KNOWN_TAGS, NONCHARACTERS, GuardedTokens, SpecialTokenGuard, unused_marks
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.chat_template import ChatTemplate, read_template
+from saccade.inputs.text.special_tokens import KNOWN_TAGS, NONCHARACTERS, GuardedTokens, SpecialTokenGuard, unused_marks
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, train_byte_level
 from tests.inputs.texts import fuzz_texts
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from saccade.errors import RequestError
-from saccade.inputs import animations, containers
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.animations import Animation, measure_animation
-from saccade.inputs.containers import decode_video
-from saccade.inputs.images import SCRATCH_BYTES, ImageLimits
+from saccade.inputs.media import animations, containers
+from saccade.inputs.media.animations import Animation, measure_animation
+from saccade.inputs.media.containers import decode_video
+from saccade.inputs.media.images import SCRATCH_BYTES, ImageLimits
 from tests.inputs.hostile_files import growing_gif, motion_jpeg, picture
 
 LIMITS = ImageLimits()

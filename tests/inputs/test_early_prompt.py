@@ -12,10 +12,10 @@ from PIL import Image
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.images import decode_image
+from saccade.inputs.media.images import decode_image
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.test_images import encode
 
 HANG_S = 60.0

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import MediaRef
-from saccade.inputs.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
+from saccade.inputs.media.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
+from saccade.inputs.text.chat_messages import MediaRef
 from tests.inputs.web import LIMIT_S, PUBLIC, answer, drip, live, serve
 
 BODY = b"picture" * 100

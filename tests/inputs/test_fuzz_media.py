@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.inputs.allowance import ANYTHING
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.media_pool import MediaPool
 from tests.inputs import fuzz_media
 from tests.inputs.fuzz_media import FoundError, corpus, make_case, run_cases
 

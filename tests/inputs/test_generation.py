@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError
-from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.generation import GenerationDefaults
+from saccade.inputs.text.tokenizer import Tokenizer
 
 
 def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:

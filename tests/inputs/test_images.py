@@ -11,9 +11,9 @@ import pytest
 from PIL import Image, ImageCms, ImageFilter
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import MediaRef
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, digest_file, digest_pixels, load_image
+from saccade.inputs.media.headers import read_header
+from saccade.inputs.media.images import ImageLimits, digest_file, digest_pixels, load_image
+from saccade.inputs.text.chat_messages import MediaRef
 
 LIMITS = ImageLimits()
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 import pytest
 
 from saccade.errors import RequestError
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, load_image
-from saccade.inputs.jpeg import CHEAP_BYTES, count_visits, first_scan, is_cheap, is_plain, read_frame
+from saccade.inputs.media.headers import read_header
+from saccade.inputs.media.images import ImageLimits, load_image
+from saccade.inputs.media.jpeg import CHEAP_BYTES, count_visits, first_scan, is_cheap, is_plain, read_frame
 from tests.inputs.hostile_files import many_scans, picture
 
 LIMITS = ImageLimits()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from saccade.inputs.markers import split_undecided
+from saccade.inputs.text.markers import split_undecided
 
 
 @pytest.mark.parametrize(

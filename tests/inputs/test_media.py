@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.chat_messages import find_media, read_messages
-from saccade.inputs.images import ImageLimits
-from saccade.inputs.media_loader import MediaLoader, MediaSettings
-from saccade.inputs.videos import load_video
+from saccade.inputs.media.images import ImageLimits
+from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
+from saccade.inputs.media.videos import load_video
+from saccade.inputs.text.chat_messages import find_media, read_messages
 from tests.inputs.web import answer, drip, live, serve
 
 

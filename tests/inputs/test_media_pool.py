@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs import jpeg, media_pool
 from saccade.inputs.allowance import ANYTHING, Allowance, StopWorkError
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, decode_image, load_image, measure_image
-from saccade.inputs.jpeg import count_visits, is_cheap, is_plain
-from saccade.inputs.media_pool import MediaPool
-from saccade.inputs.videos import Video, load_video
+from saccade.inputs.media import jpeg, media_pool
+from saccade.inputs.media.headers import read_header
+from saccade.inputs.media.images import ImageLimits, decode_image, load_image, measure_image
+from saccade.inputs.media.jpeg import count_visits, is_cheap, is_plain
+from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.media.videos import Video, load_video
 from saccade.jobs.packets import resident_bytes
 from saccade.jobs.pool import SMALL_S
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture

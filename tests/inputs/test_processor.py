@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.images import ImageLimits, load_image
+from saccade.inputs.media.images import ImageLimits, load_image
+from saccade.inputs.media.videos import Video
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.processor import Processor
-from saccade.inputs.videos import Video
 from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import processors
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import append_text
 from saccade.inputs.processor import Processor
-from saccade.inputs.rank_prompts import JUDGE, find_answers, has_ranking_roles, read_content, score_of
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.inputs.text.rank_prompts import JUDGE, find_answers, has_ranking_roles, read_content, score_of
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, QWEN_TAGS, train_byte_level, write_qwen
 
 # In the manner of the templates that vLLM has for rerankers.

@@ -9,9 +9,9 @@ import transformers
 from tokenizers import processors
 
 from saccade.errors import ConfigError
-from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
-from saccade.inputs.special_tokens import Segment
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.detokenizer import Detokenizer, TokenDecoder
+from saccade.inputs.text.special_tokens import Segment
+from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import QWEN_SPECIALS, QWEN_TAGS, train_byte_level
 from tests.inputs.texts import fuzz_texts
 

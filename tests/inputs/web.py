@@ -9,7 +9,7 @@ from typing import Any
 
 import httpcore2
 
-from saccade.inputs.fetch import Fetcher, FetchPolicy
+from saccade.inputs.media.fetch import Fetcher, FetchPolicy
 
 PUBLIC = "93.184.215.14"
 LIMIT_S = 120.0

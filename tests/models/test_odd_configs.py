@@ -12,8 +12,8 @@ import torch
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from saccade.errors import ConfigError
-from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings, read_video_settings
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.layers.layer_spec import interleaved_axes
 from saccade.models.model_config import Config
 from saccade.models.registry import read_spec

@@ -10,10 +10,10 @@ import orjson
 from saccade.client.served import EngineReport, ServedEngine
 from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError, RequestError
-from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.app import build_app
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service

@@ -16,7 +16,7 @@ from itertools import pairwise, product
 from random import Random
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.fetch import is_public, parse_url
+from saccade.inputs.media.fetch import is_public, parse_url
 from saccade.server.http.origins import is_foreign_page
 from saccade.server.sharing.caller_limits import LimitsFile, read_limits
 from saccade.server.text.reasoning import ReasoningParser

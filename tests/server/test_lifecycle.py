@@ -9,7 +9,7 @@ import pytest
 
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server import lifecycle
 from saccade.server.lifecycle import Launch, Stages, start
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -60,7 +60,7 @@ def test_tables_that_only_some_texts_need_are_built_at_startup(
     plan = Launch(str(write_qwen(tmp_path / "model")), EngineSettings(), SchedulerSettings(), MediaSettings())
     engine = asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     tokenizer = engine.processor.tokenizer
-    monkeypatch.setattr("saccade.inputs.tokenizer.tokenizers", None)
+    monkeypatch.setattr("saccade.inputs.text.tokenizer.tokenizers", None)
     assert tokenizer.encode_plain("a<|im_end|>") and not tokenizer.could_fit(10**9, 1)
     assert "_longest" in vars(tokenizer)
 

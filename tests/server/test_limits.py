@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from saccade.inputs import processor as processors
-from saccade.inputs import tokenizer as tokenizers
-from saccade.inputs.images import ImageLimits, decode_image
+from saccade.inputs.media.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
+from saccade.inputs.text import tokenizer as tokenizers
 from saccade.server.service import Service
 from saccade.server.sharing.caller_limits import CallerLimits
 from saccade.server.sharing.callers import Caller as OtherCaller

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.media_pool import MediaPool
 from saccade.server.figures.metrics import prefers_openmetrics
 from saccade.server.service import Service
 from saccade.wire.engine_metrics import JobStats, new_step_tokens

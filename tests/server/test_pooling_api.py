@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from saccade import LLM
-from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.ranking_checkpoint import encode, make_ranker

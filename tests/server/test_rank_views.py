@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server import front_end
 from saccade.server.lifecycle import Launch
 from saccade.server.server_settings import ServerSettings

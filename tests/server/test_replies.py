@@ -12,8 +12,8 @@ import pytest
 
 from saccade.client.output import Logprob
 from saccade.errors import RequestError
-from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.replies.logprobs import FLOOR, CompletionScores, chat_entries, token_text
 from saccade.server.replies.reply import ChunkWriter
 from saccade.server.service import Service

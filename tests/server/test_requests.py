@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.requests.protocol import ChatRequest, CompletionRequest, GenerateRequest
 from saccade.server.requests.reading import ignored_header, read_request
 from saccade.server.requests.request_params import chat_params, completion_params, generate_params

@@ -15,7 +15,7 @@ from saccade.client.back_off import MAX_TRIES, STEADY_S, BackOff
 from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server import service
 from saccade.server.lifecycle import Launch, Stages, restart
 from saccade.server.service import ServerPhase

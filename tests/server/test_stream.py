@@ -12,10 +12,10 @@ from tokenizers import decoders, models
 from saccade.client.output import Logprob
 from saccade.client.stream import RequestStream
 from saccade.execution.worker import gpu_bytes_in_use, gpu_bytes_reserved
-from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.messages import News
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason

@@ -77,8 +77,8 @@ def check_weights(folder: Path) -> Finding:
 
 def check_tokenizer(folder: Path) -> Finding:
     """Media placeholder tokens must be those that config.json names."""
-    from saccade.inputs.generation import GenerationDefaults
     from saccade.inputs.processor import Processor
+    from saccade.inputs.text.generation import GenerationDefaults
 
     processor = Processor.from_folder(folder)
     tokenizer, places = processor.tokenizer, processor.placeholders

@@ -7,7 +7,7 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.serve import BUNDLED
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.ray.deploy_settings import DeploySettings
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings

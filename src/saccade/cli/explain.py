@@ -124,7 +124,7 @@ def _assumed(blueprint: "Blueprint") -> str:
 
 def _image_size(text: str) -> tuple[int, int]:
     """(width, height) as written, or of the image in a file after EXIF orientation."""
-    from saccade.inputs.images import ImageLimits, check_size, load_image
+    from saccade.inputs.media.images import ImageLimits, check_size, load_image
 
     try:
         if match := _SIZE.fullmatch(text):

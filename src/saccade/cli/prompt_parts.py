@@ -55,7 +55,7 @@ def fetched(parts: list[Part]) -> list[Part]:
 
 
 async def _fetch(parts: list[Part]) -> list[Part]:
-    from saccade.inputs.media_loader import MediaLoader, MediaSettings
+    from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
 
     loader = MediaLoader(MediaSettings(allow_remote_media=True))
     try:

@@ -8,7 +8,7 @@ from saccade.cli.aliases import add_aliases, unknown_variables, variable_notes
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.client.spare import Spare
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.server_settings import ServerSettings
 from saccade.terminal import warn
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings

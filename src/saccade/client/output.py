@@ -6,11 +6,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from saccade.inputs.detokenizer import Detokenizer
-from saccade.inputs.markers import split_undecided
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.positions import Ints
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.detokenizer import Detokenizer
+from saccade.inputs.text.markers import split_undecided
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
 

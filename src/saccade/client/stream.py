@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from saccade.client.output import Logprobs, RequestOutputs
 from saccade.errors import SaccadeError
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.messages import News
 from saccade.wire.passes import PassCount
 from saccade.wire.sampling_params import SamplingParams

@@ -1,5 +1,5 @@
-"""An engine without a device: every buffer has its true shape and none has memory. Built on torch's meta device by the
-code for real engines, so it cannot differ: sizes for `saccade plan`, buckets and decisions for `saccade explain`."""
+"""An engine without a device: every buffer has its real shape but no memory. The code of real engines builds it on
+torch's meta device, so sizes (`saccade plan`), buckets and decisions (`saccade explain`) cannot differ from theirs."""
 
 import weakref
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Tables = tuple[Kernels, SamplingKernels]
 TableT = TypeVar("TableT", bound=KernelTable)
 
 META = torch.device("meta")
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ def draw(
     is_cuda: bool = True,
     tables: Tables | None = None,
 ) -> Blueprint:
-    """The blueprint of an engine (rank 0 of several), from the checkpoint's config.json and image settings. Without
-    `tables` kernels are plain torch and counted."""
+    """The blueprint of an engine, or of its rank 0, from the checkpoint's config.json and image settings. Without
+    `tables`, kernels are plain torch, and `live` counts what they allocate."""
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
     dtype = dtype_for(settings, config, is_cuda=is_cuda)
@@ -71,12 +71,12 @@ def draw(
 
 
 def dividing_sizes(spec: ModelSpec, formats: Formats, encoder_mode: EncoderMode) -> list[int]:
-    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
+    return [size for size in range(1, MAX_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner, *, all_layers: bool = False) -> int:
-    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels. One layer of each kind is enough:
-    a layer frees what the one before it made."""
+    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels. One layer of each kind is enough,
+    because each layer frees what the one before it made."""
     arena = runner.phase.arena
     live = blueprint.live
     live.reset()
@@ -86,8 +86,8 @@ def peak_bytes(blueprint: Blueprint, runner: GraphRunner, *, all_layers: bool = 
 
 
 class LiveBytes(OperationMode):
-    """Counts the live storages that operations made. A kernel counts as one operation, because its fused form does not
-    allocate the intermediates of its plain-torch reference."""
+    """Counts the bytes of live storages that operations made. A kernel counts as one operation, because its fused form
+    does not allocate the intermediates of its plain-torch reference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def dtype_for(settings: EngineSettings, config: Config, *, is_cuda: bool) -> tor
 
 
 def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
-    """The shape attention returns; running its reference would take seconds."""
+    """Stands in for attention, whose reference would take seconds to run."""
     return torch.empty_like(queries)
 
 

@@ -1,7 +1,7 @@
 """A process that compiles its share of a model's kernels: `python -m saccade.dry_run.compile_process`, started only by
-`saccade.execution.compilers`. It runs the passes of the engine to come on meta tensors, so that it needs no weights.
+`saccade.execution.compilers`. It runs the engine's passes on meta tensors, so it needs no weights.
 
-Its standard input has one line, what to compile; the process ends when that closes, or with its parent.
+One line of standard input says what to compile. The process ends when the input closes, or with its parent.
 """
 
 import sys
@@ -18,11 +18,9 @@ from saccade.execution.compilers import CompileJob
 from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.chat_messages import MediaKind
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
 from saccade.kernels.packages import import_anyway
-from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 from saccade.wire.sampling_params import MAX_LOGPROBS
@@ -30,7 +28,7 @@ from saccade.wire.sampling_params import MAX_LOGPROBS
 
 def main() -> int:
     end_with_parent()
-    import_anyway()  # before it is known what to compile
+    import_anyway()  # while the job is still unknown
     line = sys.stdin.buffer.readline()
     if not line:
         return EXIT_ORPHANED
@@ -39,18 +37,18 @@ def main() -> int:
     try:
         return EXIT_FAILED if compile_share(job) else 0
     except Exception:
-        if job.index == 0:  # all processes meet the same errors
+        if job.index == 0:  # all processes have the same errors
             traceback.print_exc()
         return EXIT_FAILED
 
 
 def compile_share(job: CompileJob) -> int:
-    """Returns how many passes failed; the engine will compile their kernels itself."""
+    """Returns how many passes failed. The engine compiles their kernels itself."""
     folder, settings = Path(job.start.folder), job.start.settings
     device = device_named(settings.device)
     dtype = dtype_for(settings, Config.read(folder / "config.json"), is_cuda=True)
     open_device(device, dtype)
-    # Triton's kernels are dealt out from the other end, for those with attention and products are busy longer.
+    # Triton's kernels are dealt out from the other end: attention and products keep the first processes busy longer.
     share, heavy = Share(job.count - 1 - job.index, job.count), Share(job.index, job.count)
     only = CompileOnly(device, dtype, share, heavy)
     blueprint = draw(folder, settings, job.start.limits, tables=(only.kernels, sampling_for(device)))
@@ -67,7 +65,7 @@ def compile_share(job: CompileJob) -> int:
 
 
 def passes(blueprint: Blueprint) -> Iterator[Callable[[], object]]:
-    """Every pass that is captured, in the layers that launch something new, and what runs outside graphs."""
+    """Every pass that is captured, in as few layers as launch all its kernels, and what runs outside graphs."""
     executor = blueprint.executor
     for runner in executor.phases:
         yield from (partial(_run, runner, i) for i in reversed(range(len(runner.phase.buckets))))
@@ -80,14 +78,11 @@ def _run(runner: GraphRunner, bucket: int) -> None:
 
 
 def _outside_graphs(blueprint: Blueprint) -> None:
-    """Pixels to patches, edits of logits and their scores."""
+    """Turns pixels into patches, and edits and scores logits."""
     executor, state = blueprint.executor, blueprint.executor.state
     if executor.encoder is not None:
-        kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
-        kinds = {"image": executor.settings.images, "video": executor.settings.videos}
-        shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
-        pixels = StagedPixels(META, shapes)
-        for kind, shape in shapes.items():
+        pixels = StagedPixels(META, executor.encoder.shapes)
+        for kind, shape in executor.encoder.shapes.items():
             picture = warm_up_picture(kind, shape)
             pixels.patchify([picture], executor.encoder.graphs.phase.arena.rows("patches", picture.num_rows))
     sampling, edited_1V = state.sampling, state.edited[:1]

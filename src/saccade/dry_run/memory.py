@@ -1,4 +1,4 @@
-"""GPU memory of an engine, from a blueprint: exact for buffers, estimated for graphs."""
+"""GPU memory of an engine, from its blueprint: exact for buffers, estimated for graphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,8 @@ from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit
 from saccade.graphs import GraphRunner
 from saccade.models.vlm import Model
 
-CONTEXT_BYTES = 600 * 2**20  # CUDA context, library code and workspaces; about this much on an H200
-# Per graph, besides temporaries: on an H200, 347 graphs of Qwen3-VL-8B took 0.7 GiB beyond them.
-GRAPH_BYTES = 2 * 2**20
+CONTEXT_BYTES = 600 * 2**20  # CUDA context, library code and workspaces, as measured on an H200
+GRAPH_BYTES = 2 * 2**20  # besides temporaries; on an H200, 347 graphs of Qwen3-VL-8B took 0.7 GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +24,9 @@ class MemoryPlan:
 
     weights: int
     encoder_cache: int
-    sampling: int  # logits and what penalties count
+    sampling: int  # logits and token counts
     arenas: dict[str, int]
-    language_temporaries: int  # of the largest graph; all share them
+    language_temporaries: int  # of the largest graph; all graphs share them
     vision_temporaries: int  # of the largest graph; vision graphs have their own pool
     eager_vision: int  # kept for passes without a graph
     num_graphs: int
@@ -35,9 +34,9 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     max_num_seqs: int
-    wanted_blocks: int | None  # if tokens were configured, or memory is not measured
+    wanted_blocks: int | None  # if the cache size is configured, or memory is not measured
     shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
-    padding: int = 0  # zeros that make the shares of all ranks equally large
+    padding: int = 0  # zeros that make all ranks' shares equally large
     exchange: int = 0  # buffers for exchange with other ranks
 
     @property
@@ -46,7 +45,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """All except weights and KV cache."""
+        """Everything except weights and KV cache."""
         own = self.padding + self.exchange + self.encoder_cache + self.sampling + sum(self.arenas.values())
         return own + self.graphs + self.eager_vision + self.shadow
 
@@ -55,7 +54,7 @@ class MemoryPlan:
         return self.block_bytes / self.block_size
 
     def rows(self) -> list[tuple[str, int, str]]:
-        """Memory consumers: name, bytes, and the source of the number."""
+        """What takes memory: name, bytes, and where the number comes from."""
         return [
             ("weights", self.weights, "config.json"),
             *([("padding of weights", self.padding, "exact")] if self.padding else []),
@@ -76,12 +75,12 @@ class Room:
     """What a GPU has left for keys and values."""
 
     total_bytes: int
-    num_blocks: int  # including block 0, which takes padding's writes
+    num_blocks: int  # including block 0 for padding
     kv_tokens: int
     kv_bytes: int
     longest_requests: float  # concurrent requests of --max-model-len tokens
-    is_capped: bool  # there is room for more of them than --max-num-seqs allows
-    missing_bytes: int  # what one request of --max-model-len lacks; 0 where the model can be served
+    is_capped: bool  # memory allows more of them than --max-num-seqs
+    missing_bytes: int  # for one request of --max-model-len tokens; 0 if the model can be served
 
     @property
     def fits(self) -> bool:
@@ -130,7 +129,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
 
 
 def least_room(plans: Sequence[MemoryPlan], total_bytes: int, utilization: float) -> Room:
-    """The KV cache of an engine with such a GPU per rank: as many blocks as every rank can hold."""
+    """The KV cache of an engine with one such GPU per rank. The rank with the least memory left decides."""
     rooms = (room_on(plan, total_bytes, utilization) for plan in plans)
     return max(rooms, key=lambda room: (room.missing_bytes, -room.num_blocks))
 
@@ -186,7 +185,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> GPU:
-    """A listed GPU, or one of a size such as 80GiB or 24GB."""
+    """A listed GPU, or one with as much memory as `name` says, such as 80GiB or 24GB."""
     for unit, scale in (("GIB", 1.0), ("GB", 1e9 / 2**30)):
         if name.upper().endswith(unit):
             return GPU(name, _positive(name[: -len(unit)], name) * scale, (0, 0))
@@ -195,7 +194,7 @@ def find_gpu(name: str) -> GPU:
         if plain in (_plain(gpu.name), _plain(gpu.name).removeprefix("RTX")):
             return gpu
     raise ConfigError(
-        f"gpu is {name!r}; known are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
+        f"gpu is {name!r}; known GPUs are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
     )
 
 
@@ -220,7 +219,7 @@ def _positive(text: str, name: str) -> float:
 
 
 def _num_graphs(runner: GraphRunner, *, is_cuda: bool) -> int:
-    """Graphs at start-up: every bucket and, on a GPU, as many exact graphs as allowed."""
+    """One graph per bucket and, on a GPU, as many exact graphs as allowed."""
     settings = runner.settings
     buckets = len(runner.phase.buckets) if Tier.CAPACITY in settings.tiers else 0
     return buckets + (settings.exact_max_graphs if is_cuda and Tier.EXACT in settings.tiers else 0)

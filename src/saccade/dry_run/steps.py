@@ -1,5 +1,5 @@
-"""A dry run: the real scheduler, composer and graph choice, with nothing executed. Requests are made up from sizes, so
-`saccade explain` can tell how a batch would run, without a GPU and without weights."""
+"""A dry run: the real scheduler, composer and graph choice plan steps that are never executed. Requests are made up
+from sizes, so `saccade explain` can say how a batch would run without a GPU or weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from saccade.wire.trace_records import TracedPass
 
 MAX_STEPS = 10_000
 NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass
-ROWS = {"vision": "units"}  # the dimension that counts a phase's rows; tokens for the others
+ROWS = {"vision": "units"}  # the dimension that counts a phase's rows; tokens for all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPass:
-    """One pass of a step: its content, how it would be run, and why."""
+    """One pass of a step: what is in it, how it would run, and why."""
 
     phase: str
     content: str
     rows: int
-    bucket_rows: int  # equal to `rows` without padding
+    bucket_rows: int  # the same as `rows` without padding
     tier: Tier
     reason: str
     graph: str = ""
@@ -47,13 +47,13 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
     """The passes of every step when these requests arrive together, until each has its second token."""
     limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
-    notes = _Notes()
+    explainer = _Explainer()
     engine = new_engine(
         blueprint.executor,
         limits,
         encoder_index_for(blueprint.resolved.settings, limits),
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
-        ordered=notes,
+        ordered=explainer,
     )
     _pretend_captured(blueprint, engine.composer.vision)
     for index, prompt in enumerate(prompts):
@@ -63,13 +63,13 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
             break
         for update in engine.step():
             assert update.finish is None or update.finish.reason == "length", f"a request of a dry run failed: {update}"
-    return notes.steps
+    return explainer.steps
 
 
 def made_up_prompt(
     plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
 ) -> Prompt:
-    """A prompt of these media, none seen before, followed by this much text."""
+    """A prompt of new media followed by text. Its `name` makes the media differ from those of other prompts."""
     if settings is None:
         return text_prompt([0] * num_text_tokens)
     reserved = {settings.image_token_id, settings.video_token_id}
@@ -87,7 +87,7 @@ def made_up_prompt(
 
 
 def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> None:
-    """Mark every graph that such an engine captures before it is ready."""
+    """Marks as captured every graph that a real engine captures at start-up."""
     for catalogue in blueprint.executor.catalogues.values():
         if Tier.CAPACITY in catalogue.settings.tiers:
             for bucket in catalogue.shape.buckets:
@@ -97,8 +97,8 @@ def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> No
             vision.catalogue.exact.add(layout.key, 0)
 
 
-class _Notes:
-    """An executor that records its orders and answers every request with token 0."""
+class _Explainer:
+    """An executor that explains its orders and answers every request with token 0."""
 
     def __init__(self) -> None:
         self.steps: list[list[ExplainedPass]] = []
@@ -125,7 +125,7 @@ class _Notes:
         self.steps.append([*self._vision, *passes])
         self._vision = []
         count = orders.num_sampled
-        return _Done(StepResult([0] * count, [False] * count))
+        return _DoneTicket(StepResult([0] * count, [False] * count))
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}
@@ -139,7 +139,7 @@ class _Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _DoneTicket:
     result: StepResult
     is_done: bool = True
 

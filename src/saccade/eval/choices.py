@@ -1,5 +1,5 @@
 """Multiple choice by log-likelihood, from the task files of BIG-bench. Nothing is generated: each choice is appended to
-the prompt, and the one with the highest summed log-likelihood, or highest for its length, wins; on ties the first."""
+the prompt, and the highest sum of log-likelihoods, or the highest per character, wins. Ties go to the first choice."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from saccade.wire.sampling_params import SamplingParams
 
 KNOWLEDGE = Path(__file__).with_name("knowledge.json")
 GROUP = 32
-Step = Callable[[int], None]
+Advance = Callable[[int], None]
 Place = tuple[int, int]
 """A question and one of its choices, by index."""
 
@@ -49,19 +49,19 @@ def _read(example: dict[str, Any]) -> ChoiceQuestion:
 
 
 def score_choices(
-    llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, step: Step = lambda count: None
+    llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, advance: Advance = lambda count: None
 ) -> list[list[float]]:
-    """The summed log-likelihood of every choice of every question. `step` is told how many are done."""
+    """The summed log-likelihood of each question's choices. `advance` is called with the number of questions done."""
     found = []
     for start in range(0, len(choices), GROUP):
         group = choices[start : start + GROUP]
         found += _score_group(llm, group, prompt)
-        step(len(group))
+        advance(len(group))
     return found
 
 
 def _score_group(llm: LLM, group: Sequence[ChoiceQuestion], prompt: str) -> list[list[float]]:
-    """Sends the first choices of all questions first, so that the others find their question in the prefix cache."""
+    """Sends the first choice of every question first, so that the others find their question in the prefix cache."""
     encode = llm.processor.tokenizer.encode
     order = _by_turns([len(choice.choices) for choice in group])
     rows, params = [], []

@@ -1,4 +1,4 @@
-"""What an answer says, whatever its wording: things with their colours, facts of a kind, or that it does not know."""
+"""Reads what an answer says, whatever its wording: things with their colors, facts, or that it does not know."""
 
 import re
 from collections import Counter
@@ -15,11 +15,11 @@ _REFUSAL = re.compile(
     r"\b(do not|don't|cannot|can't|can not) (know|tell|recogni[sz]e|name|say)\b|\bunknown\b|\bnot sure\b"
 )
 Named = tuple[str, str]
-"""A colour and a shape; "" where one of them is not named."""
+"""A color and a shape; "" if one of them is not named."""
 
 
 def words(text: str) -> list[str]:
-    """In lower case and one form: singular, American, numbers as digits."""
+    """Words in lower case and in one form: singular, American spelling, numbers as digits."""
     return [_SAME.get(word, word) for word in re.findall(r"[a-z]+|\d+", text.casefold())]
 
 
@@ -28,7 +28,7 @@ def is_refusal(text: str) -> bool:
 
 
 def things(text: str) -> Counter[Named]:
-    """Every colour goes with the shape behind it, or before it where that has none yet."""
+    """Counts the things an answer names. A color belongs to the shape after it, or to one before it without a color."""
     found: Counter[Named] = Counter()
     color = shape = ""
     number = 1
@@ -55,7 +55,7 @@ def things(text: str) -> Counter[Named]:
 
 
 def has_facts(text: str, wanted: Iterable[str]) -> bool:
-    """Whether the answer names all of these, and of colours, shapes, sides and numbers no other where one is wanted."""
+    """Whether the answer names all these facts, and no other color, shape, side or number where one is wanted."""
     said, needed = set(words(text)), {word for fact in wanted for word in words(fact)}
     kinds = (frozenset(COLORS), frozenset(SHAPES), frozenset(_SIDES), frozenset(filter(str.isdigit, said | needed)))
     return needed <= said and all(said & kind == needed & kind for kind in kinds if needed & kind)

@@ -1,4 +1,4 @@
-"""Draws test pictures with Pillow. Shares no code with the generator of the training pictures."""
+"""Draws test pictures with Pillow. Shares no code with the generator of training pictures."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ COLORS = (
 )
 BACKGROUNDS = ("white", "white", "black", "whitesmoke", "lightgray", "lightyellow", "lightblue", "darkslategray")
 SIZES = ((128, 128), (160, 160), (224, 224), (256, 256), (320, 240), (240, 320), (400, 300), (512, 512), (300, 150))
-"""Width and height; the larger ones are scaled down by a model's image processor."""
+"""Width and height. A model's image processor scales the larger ones down."""
 
 _SMOOTH = 3
 Color = tuple[int, int, int]
@@ -23,7 +23,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A shape to draw: centre and radius as fractions of the picture's size and shorter side."""
+    """A shape to draw. The centre is a fraction of the picture's size, the radius one of its shorter side."""
 
     shape: str
     color: str
@@ -53,7 +53,7 @@ def new_canvas(random: Random) -> tuple[str, tuple[int, int]]:
 def place(
     random: Random, num: int, size: tuple[int, int], radius: tuple[float, float]
 ) -> list[tuple[float, float, float]]:
-    """Centres and radii (fractions) of things that do not touch; radii shrink until they fit."""
+    """Centres and radii, as fractions, of things that do not touch. Radii shrink until the things fit."""
     width, height = size
     side = min(size)
     for attempt in range(400):
@@ -70,7 +70,7 @@ def place(
 
 
 def draw_things(random: Random, things: Sequence[Thing], background: str, size: tuple[int, int]) -> Image.Image:
-    """Two thirds of the pictures are drawn large and scaled down, the others drawn at size with Pillow's hard edges."""
+    """Draws two thirds of the pictures large and scales them down; the others keep Pillow's hard edges."""
     factor = 1 if random.random() < 1 / 3 else _SMOOTH
     image = Image.new("RGB", (size[0] * factor, size[1] * factor), background)
     draw = ImageDraw.Draw(image)
@@ -105,7 +105,7 @@ def _turned(px: float, py: float, degrees: float, x: float, y: float, radius: fl
 
 
 def _corners(shape: str) -> list[tuple[float, float]]:
-    """Outlines within a radius of about one, y downwards."""
+    """The outline within a radius of about one, with y pointing down."""
     if shape == "square":
         return [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]
     if shape == "rectangle":

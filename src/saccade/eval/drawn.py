@@ -1,5 +1,5 @@
-"""Test questions for the bundled model, reproducible from a seed. Words use Pillow's own font and, if installed, those
-of matplotlib. The model was trained with Pillow's font and DejaVu, not with STIX and Computer Modern."""
+"""Test questions for the bundled model, reproducible from a seed. Words are drawn in Pillow's font and, if installed,
+matplotlib's. The model was trained on Pillow's font and DejaVu, but not on STIX and Computer Modern."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ def _with_article(words: str) -> str:
 def scene(
     random: Random, names: Sequence[str], radius: tuple[float, float], *, is_plain: bool = False
 ) -> tuple[Image.Image, list[Thing]]:
-    """Shapes of these names, in visible colours, or all in one of them if `is_plain`."""
+    """Draws these shapes in visible colors, or all in one color if `is_plain`."""
     background, size = new_canvas(random)
     colors = visible_colors(background)
     if is_plain:
@@ -87,7 +87,7 @@ def counts(random: Random) -> Example:
 
 
 def positions(random: Random) -> Example:
-    """Left, right, above and below, only where unambiguous."""
+    """Left, right, above or below, only if unambiguous."""
     while True:
         names = random.permutation(SHAPES)[: int(random.integers(2, 4))].tolist()
         image, things = scene(random, names, (0.1, 0.18))
@@ -152,14 +152,14 @@ def motion(random: Random) -> Example:
     frames = []
     for end in ends:
         x, y = (end, other) if way in ("left", "right") else (other, end)
-        drawing = type(random)(type(random.bit_generator)(seed))  # same seed for both frames
+        drawing = type(random)(type(random.bit_generator)(seed))  # the same for both frames
         frames.append(draw_things(drawing, [Thing(shape, color, x, y, radius)], background, size))
     question = pick(random, ("Which way does it move?", f"In which direction does the {shape} move?"))
     return Example(question, way, (frames,), kind="video")
 
 
 def text(random: Random) -> Example:
-    """Without a picture: sums, comparisons, copies."""
+    """Sums, comparisons and copies, without a picture."""
     kind = int(random.integers(3))
     a, b = int(random.integers(0, 11)), int(random.integers(0, 11))
     if kind == 0:
@@ -172,7 +172,7 @@ def text(random: Random) -> Example:
 
 
 def refusal(random: Random) -> Example:
-    """Questions about things the model was never shown."""
+    """Questions about things the model has never seen."""
     image, _ = scene(random, [pick(random, SHAPES)], (0.15, 0.35))
     return Example(pick(random, UNKNOWN), "I do not know", (image,))
 
@@ -192,8 +192,8 @@ def _find_fonts(*, is_seen: bool) -> tuple[Path | None, ...]:
 
 
 def letter_example(random: Random, *, is_seen: bool, has_digits: bool = False) -> Example:
-    """A word of two to six letters (half from a list, half random) or a number of two to four digits. `is_seen`: in a
-    font that the bundled model was trained with."""
+    """A word of two to six letters (half from a list, half random) or a number of two to four digits. `is_seen` chooses
+    a font that the bundled model was trained on."""
     fonts = _find_fonts(is_seen=is_seen)
     path = fonts[int(random.integers(len(fonts)))]
     size = int(random.integers(28, 90))

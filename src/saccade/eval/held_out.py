@@ -1,5 +1,5 @@
-"""Questions in wordings that the bundled model was not trained with, and pictures of what it was not shown. Answers are
-judged by what they say, not by their words."""
+"""Questions in wordings that the bundled model was not trained on, and pictures of things it has never seen. Answers
+are judged by their content, not by their wording."""
 
 import importlib.util
 import math
@@ -67,7 +67,7 @@ def _shape_and_color(random: Random) -> Example:
 
 
 def _count_and_color(random: Random) -> Example:
-    """Two to five of a shape, among up to two of another, all of one colour."""
+    """Two to five of a shape, among up to two of another, all in one color."""
     shape, num = pick(random, SHAPES), int(random.integers(2, 6))
     others = [pick(random, SHAPES, [shape])] * int(random.integers(0, 3))
     image, made = scene(random, [shape] * num + others, (0.07, 0.14), is_plain=True)
@@ -98,7 +98,7 @@ def _write(random: Random, text: str) -> tuple[Image.Image, str]:
 
 
 def describe(random: Random) -> Example:
-    """One to three things; each must be named with its colour, and nothing else."""
+    """One to three things. Each must be named with its color, and nothing else may be."""
     names = [pick(random, SHAPES) for _ in range(int(random.integers(1, 4)))]
     image, made = scene(random, names, (0.12, 0.3) if len(names) == 1 else (0.1, 0.18))
     wanted = Counter((thing.color, thing.shape) for thing in made)
@@ -107,7 +107,7 @@ def describe(random: Random) -> Example:
 
 
 def unknown_photos(random: Random) -> Example:
-    """Parts of photos that other packages carry."""
+    """Crops of photos that come with other packages."""
     files = _find_photos()
     photo = _open(files[int(random.integers(len(files)))])
     share = float(random.uniform(0.3, 1.0))
@@ -121,7 +121,7 @@ def unknown_photos(random: Random) -> Example:
 
 
 def unknown_pictures(random: Random) -> Example:
-    """Drawn, but of kinds that are not drawn for training: fractals, bare trees, cellular automata."""
+    """Drawn pictures of kinds that are not drawn for training: fractals, bare trees, cellular automata."""
     draw = (_fractal, _tree, _automaton)[int(random.integers(3))]
     return _unknown(random, _resized(random, draw(random)))
 
@@ -131,7 +131,7 @@ def _unknown(random: Random, image: Image.Image) -> Example:
 
 
 def known_pictures(random: Random) -> Example:
-    """The control of the unknown ones: the same questions about what the model knows must not be refused."""
+    """The control for unknown pictures: the same questions about things the model knows must not be refused."""
     kind = random.random()
     if kind < 0.3:
         image, _ = _write(random, pick(random, WORDS))
@@ -169,7 +169,7 @@ def _resized(random: Random, image: Image.Image) -> Image.Image:
 
 
 def _fractal(random: Random) -> Image.Image:
-    """A Julia set, coloured by how fast a point escapes."""
+    """A Julia set, colored by how fast a point escapes."""
     at = random.uniform(0, 2 * math.pi)
     c = 0.7885 * complex(math.cos(at), math.sin(at))
     span = float(random.uniform(0.6, 1.6))
@@ -200,7 +200,7 @@ def _tree(random: Random) -> Image.Image:
 
 
 def _automaton(random: Random) -> Image.Image:
-    """Rows of cells, each made from the one above it by a rule that does not settle."""
+    """Rows of cells, each made from the row above by a rule that never settles."""
     rule = (30, 45, 90, 110, 150)[int(random.integers(5))]
     row = random.integers(0, 2, 60)
     rows = []

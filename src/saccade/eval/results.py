@@ -11,8 +11,8 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A question, the expected answer, the given one, and whether it counts as right. For multiple choice also the
-    score of every choice; the highest was given."""
+    """A question, the expected answer, the model's answer, and whether it counts as right. For multiple choice also the
+    score of every choice; the answer is the choice with the highest."""
 
     question: str
     expected: str
@@ -21,7 +21,7 @@ class Answered:
     scores: tuple[float, ...] = ()
 
     def off_by(self, other: "Answered") -> float:
-        """The largest difference of a choice's score. NaN scores are infinitely far off."""
+        """The largest difference between the scores of a choice; infinite if one is NaN."""
         differences = (abs(ours - theirs) for ours, theirs in zip(self.scores, other.scores, strict=True))
         return max((math.inf if math.isnan(found) else found for found in differences), default=0.0)
 
@@ -75,7 +75,7 @@ class EvalReport:
 
     @property
     def tasks(self) -> Sequence[TaskResult]:
-        """Those of the first way, the default one."""
+        """Results of the first way, which is the default one."""
         return next(iter(self.results.values()))
 
     def differences(self) -> list[Difference]:
@@ -89,7 +89,7 @@ class EvalReport:
         return found
 
     def score_gaps(self) -> dict[str, float]:
-        """For multiple choice: the largest difference of each way's scores from those of the last way."""
+        """For multiple choice, the largest difference between each way's scores and those of the last way."""
         *_, last = self.results.values()
         gaps = {}
         for way, results in self.results.items():
@@ -131,7 +131,7 @@ def _task_json(result: TaskResult) -> dict[str, Any]:
 
 
 def wilson(right: int, total: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson score interval: stays within 0 and 1, and holds for few questions and for none wrong."""
+    """The Wilson score interval, which stays within 0 and 1, and holds for few questions and if all are right."""
     if not total:
         return 0.0, 1.0
     share, weight = right / total, z * z / total

@@ -1,4 +1,4 @@
-"""Checks that all ranks did the same with every message. Ranks that diverge must stop: a collective would hang."""
+"""Checks that every rank did the same with each message. Ranks that diverge must stop, or a collective would hang."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ MAX_SHOWN = 300  # characters of a digest
 
 @dataclass(slots=True)
 class _Step:
-    """A message that some ranks have not finished: when the first rank finished it, and when the first one failed."""
+    """A message that some ranks have not finished."""
 
-    ended_at: float
+    ended_at: float  # on the first rank to finish
     outcomes: dict[int, OrderOutcome] = field(default_factory=dict)
-    failed_at: float | None = None
+    failed_at: float | None = None  # on the first rank to fail
 
 
 class Agreement:
@@ -27,12 +27,12 @@ class Agreement:
     def note(self, rank: int, sequence: int, outcome: OrderOutcome, now: float) -> str | None:
         """Returns how this rank differs from rank 0, as soon as both have reported."""
         step = self._open.setdefault(sequence, _Step(now))
-        assert rank not in step.outcomes, f"rank {rank} has said before what it did in step {sequence}"
+        assert rank not in step.outcomes, f"rank {rank} reported step {sequence} twice"
         step.outcomes[rank] = outcome
         if outcome.error and step.failed_at is None:
             step.failed_at = now
         oldest, late = next(iter(self._open.items()))
-        assert sequence - oldest < MAX_LATE, f"rank {self._missing(late)} has not said what it did in step {oldest}"
+        assert sequence - oldest < MAX_LATE, f"rank {self._missing(late)} has not reported step {oldest}"
         if len(step.outcomes) == self._num_ranks:
             del self._open[sequence]
         if 0 not in step.outcomes:
@@ -41,23 +41,24 @@ class Agreement:
         return next((why for other in others if (why := _difference(sequence, step.outcomes, other))), None)
 
     def stuck(self, now: float, limit_s: float) -> str | None:
-        """A message in which one rank failed and another still waits in a collective `limit_s` later."""
+        """Describes a message in which one rank failed and another still waits in a collective `limit_s` later."""
         for sequence, step in self._open.items():
             if step.failed_at is not None and now - step.failed_at > limit_s:
                 failed = next(rank for rank, outcome in step.outcomes.items() if outcome.error)
                 return (
-                    f"rank {failed} failed in step {sequence}, which rank {self._missing(step)} has not ended "
+                    f"rank {failed} failed in step {sequence}, and rank {self._missing(step)} has not finished it "
                     f"{limit_s:g} s later: {step.outcomes[failed].error}"
                 )
         return None
 
     def waiting(self, now: float, limit_s: float) -> str | None:
-        """A message that rank 0 has not finished `limit_s` (0: no limit) after a rank that skipped something."""
+        """Describes a message that rank 0 has not finished `limit_s` after another rank did; never if `limit_s` is
+        0."""
         for sequence, step in self._open.items() if limit_s else ():
             if 0 not in step.outcomes and now - step.ended_at > limit_s:
                 rank, outcome = next(iter(step.outcomes.items()))
                 return (
-                    f"rank 0 has not ended step {sequence} {limit_s:g} s after rank {rank}, which did: "
+                    f"rank 0 has not finished step {sequence}, {limit_s:g} s after rank {rank}, which did "
                     f"{outcome.digest[:MAX_SHOWN]!r}"
                 )
         return None
@@ -72,8 +73,8 @@ def _difference(sequence: int, known: dict[int, OrderOutcome], rank: int) -> str
         failed, well = (rank, 0) if other.error else (0, rank)
         return f"rank {failed} failed in step {sequence} where rank {well} did not: {known[failed].error}"
     if first.error_type != other.error_type:
-        return f"rank {rank} failed otherwise than rank 0 in step {sequence}: {other.error}; rank 0: {first.error}"
+        return f"rank {rank} failed differently from rank 0 in step {sequence}: {other.error}; rank 0: {first.error}"
     if first.digest != other.digest:
         ours, theirs = first.digest[:MAX_SHOWN], other.digest[:MAX_SHOWN]
-        return f"rank {rank} did something else than rank 0 in step {sequence}: {theirs!r}; rank 0: {ours!r}"
+        return f"rank {rank} diverged from rank 0 in step {sequence}: it did {theirs!r}; rank 0: {ours!r}"
     return None

@@ -18,7 +18,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 def new_executor(
     model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: SamplingKernels | None = None
 ) -> DeviceExecutor:
-    """An executor with all its buffers but no graphs captured."""
+    """An executor with all its buffers, but no captured graphs."""
     return DeviceExecutor(new_state(model, sampling or sampling_for(model.place.device), sizes), settings)
 
 
@@ -32,8 +32,8 @@ def new_engine(
     ordered: Executor | None = None,
     **of_engine: Any,
 ) -> Engine:
-    """`fingerprint` identifies what keys and values depend on besides tokens, and turns prefix caching on. `ordered`
-    replaces the executor that gets orders, e.g. one that forwards them to other ranks. The rest is for `Engine`."""
+    """A `fingerprint` of everything besides tokens that keys and values depend on turns prefix caching on. `ordered`
+    gets the orders instead of `executor`, e.g. to forward them to other ranks. The rest goes to `Engine`."""
     state = executor.state
     pool = BlockPool(num_blocks or state.num_blocks, state.block_size)
     prefix = None if fingerprint is None else PrefixCache(pool, model=fingerprint)

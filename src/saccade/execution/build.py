@@ -1,4 +1,4 @@
-"""Builds a running engine from a checkpoint: weights, buffers and graphs first, KV blocks from the memory left."""
+"""Builds an engine from a checkpoint: weights, buffers and graphs first, then KV blocks from what memory is left."""
 
 import gc
 import logging
@@ -41,9 +41,9 @@ from saccade.execution.sizes import (
 )
 from saccade.execution.state import StateSizes
 from saccade.execution.verification import check_graphs
-from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
@@ -62,7 +62,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
-MOST_RECORDED_BYTES = 256 * 10**6
+MAX_RECORDED_BYTES = 256 * 10**6
 SMALL_BYTES = 256 * 10**6
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, this process's executor, and the other ranks if any."""
+    """An engine, this process's executor, and the other ranks if there are any."""
 
     engine: Engine
     executor: DeviceExecutor
@@ -89,7 +89,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Settings resolved for one model and kind of device, and all derived sizes except the KV cache's."""
+    """Settings resolved for a model and a kind of device, and all derived sizes except the KV cache's."""
 
     settings: EngineSettings
     limits: SchedulerSettings
@@ -109,14 +109,14 @@ def build_engine(
     tries_grammars: bool = False,
     compiling: CompileProcesses | None = None,
 ) -> Built:
-    """`report` is called for each stage and each tensor or graph in it; `on_death` is called from another thread with
-    the reason why the engine's ranks cannot continue. `tries_grammars`: they are not to be trusted (see `Trials`).
-    Processes that compile kernels are waited for when the weights are loaded."""
+    """`report` is called for each stage, and for each tensor or graph in it. `on_death` is called from another thread,
+    with the reason, if the engine's ranks cannot continue. `tries_grammars` compiles untrusted grammars in trial
+    processes first (see `Trials`). `compiling` is waited for once the weights are loaded."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
-    grammars = GrammarCompiler(  # its thread starts early
+    grammars = GrammarCompiler(  # starts its thread early
         processor.tokenizer, spec.decoder.vocab_size, eos, has_trials=tries_grammars
     )
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
@@ -156,7 +156,7 @@ def build_engine(
 
 
 def spare_threads(folder: str | Path) -> None:
-    """One thread for a small model: on a CPU, thread synchronisation costs it more than it saves."""
+    """Uses one thread for a small model, because on a CPU synchronising threads costs it more than they save."""
     if sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)
 
@@ -180,7 +180,7 @@ def _finish(
         **of_engine,
     )
     report(Stage("warming up"))
-    is_cuda = model.place.device.type == "cuda"  # elsewhere replays only emulate graphs, and are no faster
+    is_cuda = model.place.device.type == "cuda"  # elsewhere replays only emulate graphs and are no faster
     times_steps = _times_steps(executor, limits, is_cuda=is_cuda)
     if is_cuda or times_steps:
         num_rounds = CALIBRATION_ROUNDS if ranks is not None else 0
@@ -196,12 +196,12 @@ def _finish(
 
 
 def _times_steps(executor: DeviceExecutor, limits: SchedulerSettings, *, is_cuda: bool) -> bool:
-    """Whether steps are kept short while answers are being written, for which passes must be timed."""
+    """Whether to time passes, which is needed to keep steps short while requests generate tokens."""
     has_graphs, limit_ms = bool(executor.prefill.graphs), limits.max_step_ms
     if 0 < limit_ms < inf and not has_graphs:
         raise ConfigError(
-            "max_step_ms needs prefill graphs, whose times are measured; leave it out (--max-step-ms), or turn graphs "
-            "on (--graphs prefill=full)"
+            "max_step_ms needs prefill graphs to measure step times; leave it out (--max-step-ms), or turn graphs on "
+            "(--graphs prefill=full)"
         )
     return has_graphs and limit_ms < inf and (is_cuda or limit_ms > 0)
 
@@ -216,7 +216,7 @@ def build_executor(
     report: OnStage = lambda stage: None,
     compiling: CompileProcesses | None = None,
 ) -> tuple[DeviceExecutor, Resolved]:
-    """Built by every rank in lockstep: weights, buffers and checked graphs; also returns the resolved settings."""
+    """Builds weights, buffers and checked graphs, on all ranks in lockstep. Also returns the resolved settings."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         report(Stage("opening the device"))
@@ -235,7 +235,7 @@ def build_executor(
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
     if resolved.limits.max_num_batched_tokens < limits.max_num_batched_tokens:
         log.warning(
-            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            "a step on a CPU has at most %d tokens, not %d: longer prompts take several (--max-num-batched-tokens)",
             resolved.limits.max_num_batched_tokens,
             limits.max_num_batched_tokens,
         )
@@ -245,7 +245,7 @@ def build_executor(
     report(Stage("measuring memory"))
     sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
     if model.place.kernels.compilers:
-        report(Stage("loading kernels"))  # of products, whose shapes are known now
+        report(Stage("loading kernels"))  # of matrix products, whose shapes are known now
         model.place.kernels.compile(device, model.place.dtype)
     report(Stage("capturing graphs"))
     executor = new_executor(model, sizes, resolved.executor)
@@ -257,7 +257,7 @@ def build_executor(
 
 
 def follow(start: RankStart) -> RankExecutor:
-    """Ranks 1 and up: build the same executor for this rank's share of the model, and execute the orders sent."""
+    """Factory of ranks 1 and up: builds the same executor for this rank's share of the model."""
     given = msgspec.convert(start.settings["engine"], StartEngine)
     torch.set_num_threads(start.settings["num_threads"])
     device = device_named(given.settings.device)
@@ -279,8 +279,8 @@ def follow(start: RankStart) -> RankExecutor:
 def resolve(
     folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
 ) -> Resolved:
-    """Graphs recorded on a CPU hold every temporary and save no time, so only small models get them by default."""
-    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
+    """On a CPU only small models get graphs by default: recordings hold every temporary and save no time."""
+    is_large = not is_cuda and model.parameter_bytes() > MAX_RECORDED_BYTES
     if is_large and not settings.graphs:
         settings = replace(settings, enforce_eager=True)
     limits = limits.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
@@ -311,11 +311,11 @@ def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, 
     report(Stage("verifying graphs"))
     check_graphs(executor, is_short=how == "short", group=groups.language)
     if is_cuda:
-        torch.cuda.empty_cache()  # left by eager runs that will not recur
+        torch.cuda.empty_cache()  # frees what the eager runs of verification used
 
 
 def _num_blocks(model: Model, resolved: Resolved) -> int:
-    """KV cache blocks including block 0 (padding): as configured, or as many as memory allows."""
+    """KV cache blocks, including block 0 for padding: as configured, or as many as memory allows."""
     settings, longest, block_size = resolved.settings, resolved.limits.max_model_len, resolved.sizes.block_size
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
         num_blocks = wanted_blocks(settings, resolved.limits, block_size)
@@ -330,7 +330,7 @@ def _num_blocks(model: Model, resolved: Resolved) -> int:
 
 
 def _measured_blocks(model: Model, resolved: Resolved) -> int:
-    """Build everything except the cache once, with the largest graph of each phase, and measure it."""
+    """Builds everything except the KV cache once, with the largest graph of each phase, and measures its memory."""
     device, sizes = model.place.device, resolved.sizes
     before = _free_bytes(device)
     bytes_per_block = block_bytes(model, sizes.block_size)

@@ -1,8 +1,8 @@
 """Messages from one process to several others on the same machine, and their short replies.
 
-A message lies once in memory that every process maps. A socket to each reader carries notices of where it lies, and the
-replies; it also wakes sleeping readers, orders memory accesses, and reveals that the other side is gone. Memory and
-sockets are nameless and inherited by child processes, so nothing is left however the processes end.
+A message is stored once, in memory that every process maps. A socket to each reader carries notices of where it is, and
+the replies; it also wakes sleeping readers, orders memory accesses, and shows when the other side is gone. Memory and
+sockets have no names and are inherited by child processes, so nothing is left behind, however the processes end.
 """
 
 import mmap
@@ -29,7 +29,7 @@ from saccade.execution.rank_messages import Done, Heard, OrderOutcome, RankReply
 CAPACITY_BYTES = 128 * 2**20
 MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into socket buffers
 MAX_REPLY_BYTES = 2**16
-POLL_S = 0.02  # another thread may have read the reply this one waits for
+POLL_S = 0.02  # limits each wait, because another thread may read the reply that this one waits for
 
 _NOTICE = struct.Struct("<BQQQ")  # kind, sequence number, offset, bytes
 
@@ -66,10 +66,10 @@ class _Reader:
 
 
 class Sender:
-    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`. Messages lie one behind the other; once all are
-    read the next begins at 0, so usually only the first pages are touched: they stay in the CPU cache, and the rest
-    costs no memory. One thread sends; any thread may collect, ping and query. `on_reply(rank, reply)` gets each reply
-    once, in the thread that happened to read it, and must not call the sender."""
+    """Rank 0's end of the channel. Readers are ranks 1 to `num_readers`. Messages are stored one after the other; once
+    all are read, the next starts at offset 0. So usually only the first pages are touched: they stay in the CPU cache,
+    and the rest costs no memory. Only one thread may send; any may collect, ping and query. `on_reply(rank, reply)` is
+    called once per reply, in the thread that read it, and must not call the sender."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Sender:
         self._lock = threading.Lock()
 
     def release_reader_ends(self) -> None:
-        """Call once readers have their ends: only then does this side notice that one is gone."""
+        """Call once readers have their ends. Until then this side cannot notice that one is gone."""
         for end in self.reader_sockets.values():
             end.close()
 
@@ -112,10 +112,10 @@ class Sender:
                 reader.socket.close()
             os.close(self.memory_fd)
             self.memory_fd = -1
-            self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
+            self._memory = np.empty(0, np.uint8)  # drops the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
-        """Returns the message's sequence number. Waits for room, not for the readers: arrays are copied."""
+        """Returns the message's sequence number. Copies its arrays, so it waits for room but not for the readers."""
         packed = self._codec.pack(message)
         start = self._wait_for_room(packed.num_bytes, timeout_s)
         if packed.num_bytes > self._capacity:
@@ -134,11 +134,11 @@ class Sender:
         self.collect()
 
     def is_done(self, sequence: int) -> bool:
-        """Whether all ranks have finished a message, as far as replies were read."""
+        """Whether all ranks have finished a message, according to the replies read so far."""
         return all(reader.acknowledged >= sequence for reader in self._readers.values())
 
     def behind(self) -> dict[int, int]:
-        """Unfinished messages by rank, as far as replies were read; ranks without any are left out."""
+        """Counts of unfinished messages by rank, from the replies read so far. Ranks with none are left out."""
         counts = {rank: self._sequence - reader.acknowledged for rank, reader in self._readers.items()}
         return {rank: count for rank, count in counts.items() if count}
 
@@ -159,12 +159,12 @@ class Sender:
             return max(0.0, now - max(reader.heard_at, min(owed))) if owed else 0.0
 
     def forgive(self, now: float) -> None:
-        """Restart the measurement of silence."""
+        """Makes every rank's silence count from `now`."""
         for reader in self._readers.values():
             reader.heard_at = now
 
     def ping(self, after_s: float, now: float) -> None:
-        """Ping ranks that owe no answer and have been silent for `after_s`."""
+        """Pings ranks that owe no answer and have been silent for `after_s`."""
         with self._lock:
             for reader in self._readers.values():
                 is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
@@ -173,7 +173,7 @@ class Sender:
                     self._notify(reader, _Kind.PING)
 
     def tell_to_close(self) -> None:
-        """Tell readers to close after everything already sent."""
+        """Tells readers to close once they have read everything already sent."""
         with self._lock:
             for reader in self._readers.values():
                 self._notify(reader, _Kind.CLOSE)
@@ -188,7 +188,7 @@ class Sender:
             with self._lock:
                 self._collect()
                 self._check_nobody_is_gone()
-                if not self._sent:  # any size fits: the memory grows
+                if not self._sent:  # any size fits, because the memory can grow
                     return 0
                 start = self._sent[-1].end
                 if start + num_bytes <= self._capacity and len(self._sent) < MAX_OUTSTANDING:
@@ -234,7 +234,7 @@ class Sender:
             self._sent.popleft()
 
     def _receive(self, reader: _Reader) -> bytes | None:
-        """None if there is nothing now, or never will be."""
+        """None if there is no reply now, or the reader is gone."""
         for _ in range(2):
             try:
                 data = reader.socket.recv(MAX_REPLY_BYTES)
@@ -254,7 +254,7 @@ class Sender:
 
 
 class Receiver:
-    """The reading end, for one thread."""
+    """A reader's end of the channel, for use by one thread."""
 
     def __init__(self, socket_fd: int, memory_fd: int) -> None:
         os.set_inheritable(socket_fd, False)
@@ -263,13 +263,13 @@ class Receiver:
         self._memory = self._map_memory()
 
     def receive(self) -> tuple[int, Bytes] | None:
-        """Waits for the next message; answers pings meanwhile. Returns its sequence number and its bytes, valid until
-        the reply that it is done; None if no more will come."""
+        """Waits for the next message, and answers pings meanwhile. Returns its sequence number and its bytes, which are
+        valid until the `Done` reply, or None if no more will come."""
         while notice := self._next_notice():
             kind, sequence, start, num_bytes = _NOTICE.unpack(notice)
             match kind:
                 case _Kind.MESSAGE:
-                    if start + num_bytes > len(self._memory):  # it has grown
+                    if start + num_bytes > len(self._memory):  # the memory has grown
                         self._memory = self._map_memory()
                     return sequence, self._memory[start : start + num_bytes]
                 case _Kind.PING:
@@ -279,7 +279,7 @@ class Receiver:
         return None
 
     def reply(self, reply: RankReply) -> None:
-        """Hardly ever blocks. If nobody listens any more, `receive` will tell."""
+        """Hardly ever blocks. If the sender is gone, the next `receive` returns None."""
         data = _encode_reply(reply)
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -292,7 +292,7 @@ class Receiver:
         return np.frombuffer(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
     def _next_notice(self) -> bytes:
-        """Empty when the other side is gone. Blocks at once: spinning first took cores from other processes."""
+        """Empty when the sender is gone. Blocks without spinning first, which would take cores from other processes."""
         try:
             return self._socket.recv(_NOTICE.size)
         except ConnectionResetError:
@@ -307,6 +307,6 @@ def _encode_reply(reply: RankReply) -> bytes:
     if len(data) <= MAX_REPLY_BYTES:
         return data
     if not isinstance(reply, Done):
-        raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the most is {MAX_REPLY_BYTES}")
-    error = f"SaccadeError: the answer has {len(data)} bytes; the most is {MAX_REPLY_BYTES}"
+        raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the limit is {MAX_REPLY_BYTES}")
+    error = f"SaccadeError: the answer has {len(data)} bytes; the limit is {MAX_REPLY_BYTES}"
     return msgpack.encode(Done(reply.sequence, OrderOutcome(error=error)))

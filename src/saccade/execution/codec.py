@@ -1,6 +1,6 @@
 """Packs messages with numpy arrays into flat bytes, and unpacks them without copying the arrays. A packed message is a
-prefix, a msgpack head (dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
-unpickled: decoded types are those of the message's annotations."""
+prefix, a msgpack head (with dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
+unpickled: only the types that a message's annotations name are decoded."""
 
 import struct
 from collections.abc import Sequence
@@ -53,14 +53,14 @@ class Codec:
                 msgpack.Decoder(kind, dec_hook=lambda kind, value: value)
             except TypeError as error:
                 raise CodecError(
-                    f"{kind.__name__} cannot be a message: {error} (members of a union: Structs with tag=True)"
+                    f"{kind.__name__} cannot be a message: {error} (members of a union must be Structs with tag=True)"
                 ) from error
 
     def pack(self, message: object) -> Packed:
         index = self._indices.get(type(message))
         if index is None:
             names = ", ".join(kind.__name__ for kind in self._types)
-            raise CodecError(f"a {type(message).__name__} is no message; known are: {names}")
+            raise CodecError(f"{type(message).__name__} is not a message type; known types are {names}")
         arrays: list[tuple[int, npt.NDArray[Any]]] = []
         known: dict[int, object] = {}  # an array referenced twice is sent once
         num_found = end = 0
@@ -70,9 +70,9 @@ class Codec:
             if isinstance(value, np.generic):
                 return value.item()
             if not isinstance(value, np.ndarray):
-                raise CodecError(f"a {type(value).__name__} cannot be sent")
+                raise CodecError(f"a value of type {type(value).__name__} cannot be sent")
             if value.dtype.kind not in _KINDS:
-                raise CodecError(f"an array of {value.dtype} cannot be sent; allowed are numbers and bool")
+                raise CodecError(f"an array of {value.dtype} cannot be sent; only numbers and bool can")
             num_found += 1
             if id(value) not in known:
                 offset = aligned(end)
@@ -86,7 +86,7 @@ class Codec:
         return Packed(head, arrays, aligned(len(head)) + end)
 
     def unpack(self, packed: Bytes) -> Any:
-        """Arrays of the message are views of `packed`, which must be aligned; they are read-only if it is."""
+        """The message's arrays are views of `packed`, which must be aligned, and are read-only if it is."""
         index, num_bytes, num_arrays = _PREFIX.unpack_from(packed.data)
         body = packed[_PREFIX.size :][:num_bytes]
         start = aligned(_PREFIX.size + num_bytes)
@@ -103,9 +103,9 @@ class Codec:
         try:
             message = msgpack.decode(body.data, type=kind, dec_hook=find)
         except MsgspecError as error:
-            raise CodecError(f"this is no {kind.__name__}: {error}") from error
+            raise CodecError(f"received an invalid {kind.__name__}: {error}") from error
         if num_found != num_arrays:
-            raise CodecError(f"{num_arrays - num_found} arrays of a {kind.__name__} lie where no annotation says so")
+            raise CodecError(f"{num_arrays - num_found} arrays of {kind.__name__} are in fields annotated otherwise")
         return message
 
 

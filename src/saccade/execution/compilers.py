@@ -1,8 +1,8 @@
-"""Kernels compiled by several processes while the worker imports packages and loads weights.
+"""Compiles kernels in several processes while the worker imports packages and loads weights.
 
-Compilers of kernels run on one core each, so a first start waits for them one after the other. Here every process
-compiles a share of what the model's passes need to the caches on disk (`saccade.dry_run.compile_process`), and the
-worker then finds it there. A process that fails or hangs costs time only: what is missing is compiled on the way.
+A kernel compiler uses one core, so without help a first start would compile one kernel after the other. Each process
+compiles a share of the model's kernels into the caches on disk (`saccade.dry_run.compile_process`), where the worker
+finds them. A process that fails or hangs only costs time: the worker compiles whatever is missing.
 """
 
 import fcntl
@@ -26,15 +26,15 @@ from saccade.wire.messages import OnStage, Stage, StartEngine
 
 PACKAGES = ("saccade-vlm", "torch", "triton", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl")
 CONFIG = "config.json"
-DEVICE_BYTES = 3 * 2**29  # that one process may need
-DEVICE_SHARE = 1 / 8  # of a GPU's memory, for all of them; they end before memory is measured
+DEVICE_BYTES = 3 * 2**29  # GPU memory that one process may need
+DEVICE_SHARE = 1 / 8  # of a GPU's memory, for all processes; they end before memory is measured
 WAIT_S, POLL_S = 240.0, 0.05
 
 log = logging.getLogger(__name__)
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """One of `count` shares of the kernels that an engine needs."""
+    """Share number `index` of `count` of the kernels that an engine needs."""
 
     start: StartEngine
     index: int
@@ -42,8 +42,8 @@ class CompileJob(msgspec.Struct, frozen=True):
 
 
 class CompileProcesses:
-    """Processes that compile. `wait` returns when all have ended; `close` ends those that run. Where another worker
-    compiles the same kernels already, there are none, and `wait` waits for that one."""
+    """The compile processes of one start. If another worker is already compiling, none are started, and `wait` waits
+    for that worker instead."""
 
     def __init__(self, start: StartEngine, count: int, stamp: Path, spares: SpareCompilers) -> None:
         self._stamp = stamp
@@ -55,13 +55,13 @@ class CompileProcesses:
             if self._is_first():
                 self._processes = spares.take(count)
         for index, process in enumerate(self._processes):
-            with suppress(OSError):  # one that has ended
+            with suppress(OSError):  # the process has already exited
                 assert process.stdin is not None, "it is a pipe"
                 process.stdin.write(msgspec.json.encode(CompileJob(start, index, count)) + b"\n")
                 process.stdin.flush()
 
     def wait(self, report: OnStage, wait_s: float = WAIT_S) -> None:
-        """Report how many have ended until all have."""
+        """Waits until all processes have ended, and reports progress; kills those that take longer than `wait_s`."""
         total, deadline, shown = len(self._processes), monotonic() + wait_s, -1
         while (left := self._num_left()) and monotonic() < deadline:
             if left != shown:
@@ -70,11 +70,11 @@ class CompileProcesses:
             sleep(POLL_S)
         num_failed = sum(each.poll() != 0 for each in self._processes)
         if num_failed:
-            log.warning("%d of %d processes that compile kernels failed: the start takes longer", num_failed, total)
+            log.warning("%d of %d compile processes failed, so this start takes longer", num_failed, total)
         self.close()
 
     def note_started(self) -> None:
-        """Call when the engine is ready: then all its kernels are on disk, whoever compiled them."""
+        """Call when the engine is ready: all its kernels are on disk then."""
         try:
             self._stamp.touch()
         except OSError:
@@ -84,7 +84,7 @@ class CompileProcesses:
         end_compilers(self._processes)
         self._processes = []
         if self._lock is not None:
-            os.close(self._lock)  # unlocks it
+            os.close(self._lock)  # releases the lock
             self._lock = None
 
     def _num_left(self) -> int:
@@ -93,7 +93,7 @@ class CompileProcesses:
         return int(not self._is_first())
 
     def _is_first(self) -> bool:
-        """Whether no other worker holds the lock; if so, this one does from now on."""
+        """Takes the lock. Returns False if another worker holds it."""
         assert self._lock is not None, "it is open"
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,8 +103,8 @@ class CompileProcesses:
 
 
 def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompilers) -> CompileProcesses | None:
-    """None where nothing is compiled, where all of it is on disk, or where several processes would not help. Takes or
-    ends the spare ones."""
+    """Returns None if nothing is to be compiled, if all kernels are on disk, or if several processes would not help.
+    Uses or ends the spare processes."""
     folder, has_config = kernel_folder(), (Path(start.folder) / CONFIG).is_file()  # a GGUF file has none
     if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None or not has_config:
         spares.close()
@@ -114,19 +114,19 @@ def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompi
     if stamp.exists() or count < 2:
         spares.close()
         return None
-    torch.zeros((), device=device)  # a GPU may be for one process only, and that is this one
+    torch.zeros((), device=device)  # if only one process may use the GPU, it must be this one
     found = CompileProcesses(start, count, stamp, spares)
     spares.close()
     return found
 
 
 def room_on(device_bytes: int) -> int:
-    """How many processes may use a GPU."""
+    """How many compile processes may use a GPU of this size."""
     return int(device_bytes * DEVICE_SHARE) // DEVICE_BYTES
 
 
 def _digest(start: StartEngine, device: torch.device) -> str:
-    """Of all that decides which kernels are compiled: the model's dimensions, how it is run, on what, by what."""
+    """Digest of everything that decides which kernels are compiled: model, settings, device, packages and sources."""
     properties = torch.cuda.get_device_properties(device)
     sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
     parts = (

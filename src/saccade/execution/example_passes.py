@@ -1,5 +1,5 @@
-"""Example inputs of language passes, for warm-up, capture, timing and verification. Every input's content matters, so a
-graph that froze one would output or write something different."""
+"""Example inputs of language passes, for warm-up, capture, timing and verification. Every input affects the results, so
+a graph that froze one is found out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 from saccade.execution.state import DeviceState
 from saccade.models.vlm import Model
 
-SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # share of rows that take tokens of earlier steps, and rows of images
-MOST_BLOCKS = 3  # of a context
+SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # of rows: those that take an earlier step's token, and those of images
+MAX_BLOCKS = 3  # per context
 
 
 def chance_from(rng: torch.Generator) -> np.random.Generator:
@@ -37,13 +37,13 @@ def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], 
 def example_rows(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
     """One row per request, after contexts of random lengths, some of several blocks."""
     count, chance = sum(lengths), chance_from(rng)
-    blocks = max(1, min(MOST_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
+    blocks = max(1, min(MAX_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
     contexts = chance.integers(1, blocks * state.block_size + 1, count)
     return {
         **_tokens(model, state, count, chance),
         "positions": np.tile(contexts - 1, (3, 1)),
         "query_start": np.arange(count + 1),
-        "sequences": state.some_sequences(count, rng),
+        "sequences": state.example_sequences(count, rng),
         **_places(state, (1,) * count, contexts.tolist(), chance),
     }
 
@@ -70,8 +70,8 @@ def _limits(length: int, chance: np.random.Generator) -> Any:
 def _places(
     state: DeviceState, lengths: Sequence[int], contexts: Sequence[int], chance: np.random.Generator
 ) -> dict[str, Any]:
-    """Random blocks for each request. A request that finds too few left, or exceeds the maximum length, writes only to
-    the padding block and has no keys."""
+    """Gives each request random blocks. If too few are left, or the request is too long, it writes only to the padding
+    block and has no keys."""
     tables = np.zeros((len(lengths), state.max_blocks), dtype=np.int32)
     blocks = chance.permutation(state.num_blocks - 1) + 1
     key_lengths, slots, taken = [], [np.zeros(0, dtype=np.int64)], 0

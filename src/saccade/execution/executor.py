@@ -1,7 +1,7 @@
 """The executor carries out orders. It is the only code that launches anything, one per rank, and makes no decisions.
 
-A run returns at once with a ticket; only `DeviceTicket.wait` makes the host wait for the device. Later work is queued
-on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+A run returns a ticket at once; only `DeviceTicket.wait` makes the host wait for the device. Later work is queued on the
+same stream, so nothing that a ticket still needs is overwritten before it is copied.
 """
 
 import gc
@@ -39,8 +39,8 @@ from saccade.wire.update import Scores
 NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
 EXACT_VISION_AFTER = 32  # an exact graph saves 0.3 ms a batch and costs 30 ms once, while idle
-EXACT_ONLY_AFTER = 3  # where the alternative is eager, and 20 ms slower
-EXACT_VISION_BYTES = 256 * 2**20  # that exact vision graphs may add to the pool of the largest bucket
+EXACT_ONLY_AFTER = 3  # where the alternative is an eager run, 20 ms slower
+EXACT_VISION_BYTES = 256 * 2**20  # exact graphs may add to the pool beyond the largest bucket's
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class DeviceTicket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings(EncoderSettings):
-    """Also the largest step, and the graphs of each phase (None: eager)."""
+    """`max_tokens` is the size of the largest step. A phase whose mode is None runs eagerly."""
 
     max_tokens: int
     modes: Mapping[str, Mode | None]
@@ -83,7 +83,7 @@ class ExecutorSettings(EncoderSettings):
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
 
     def largest_frame(self, longest: int) -> int:
-        """Rows of the largest image or frame, capped at the `longest` tokens of a request."""
+        """Rows of the largest image or frame, at most `longest`."""
         return min(largest_frame(self.images, self.videos), longest)
 
     @property
@@ -118,7 +118,7 @@ class DeviceExecutor:
         self._turn = 0
         self._ticket: DeviceTicket | None = None
         self._trace: list[GraphKey | str] = []
-        self._timer: PassTimer | None = None  # while somebody looks
+        self._timer: PassTimer | None = None  # while a trace is recorded
 
     def composer(self) -> Composer:
         spec, state = self._model.spec, self.state
@@ -148,15 +148,15 @@ class DeviceExecutor:
         return tuple(runner for runner in found if runner is not None)
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
-        """Capture every phase's graphs, largest first; `largest_only` to measure their memory. Language passes share
-        one pool; vision passes, which run concurrently, have their own."""
+        """Captures every phase's graphs, largest first, or with `largest_only` just enough to measure their memory.
+        Language graphs share one pool; vision graphs have their own."""
         if self._is_cuda:
-            gc.collect()  # once: captures run with the collector off
+            gc.collect()  # captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
     def execute(self, orders: Orders) -> Any:
-        """Carry out any order; `scheduling.executing.Executor` documents what each returns."""
+        """Carries out any order. `scheduling.executing.Executor` documents what each returns."""
         match orders:
             case Run():
                 return self.run(orders)
@@ -186,12 +186,12 @@ class DeviceExecutor:
                 self.encoder.time_replays()
 
     def take_trace(self) -> str:
-        """How the newest order's passes ran, including a failed one; read once. Ranks must agree on it."""
+        """How the newest order's passes ran, including a failed one. Can be read once. Ranks must agree on it."""
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
     def time_passes(self) -> None:
-        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        """Times every pass until `take_passes`; a second call starts over."""
         self._timer = PassTimer(self._model.place.device)
 
     def take_passes(self) -> tuple[list[TracedPass], int]:
@@ -225,9 +225,9 @@ class DeviceExecutor:
 
     @torch.no_grad()
     def sample(self, orders: SampleTokens) -> None:
-        """Carry out what follows the passes of the newest run; its ticket gets the results."""
+        """Samples and scores after the newest run, whose ticket gets the results."""
         ticket = self._ticket
-        assert ticket is not None, "there was no run to sample from"
+        assert ticket is not None, "no run to sample from"
         self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
@@ -268,19 +268,19 @@ class DeviceExecutor:
         return {runner.phase.name: runner.snapshot() for runner in self.phases}
 
     def warm_up(self) -> None:
-        """Compile what runs outside graphs: pixels to patches, grammar masks."""
+        """Compiles kernels that run outside graphs: pixels to patches, and grammar masks."""
         if self.encoder is not None:
             self.encoder.warm_up()
         self._logits.warm_up()
 
     def reserve(self) -> int:
-        """Keep memory for passes that may run without a graph; returns the bytes."""
+        """Keeps memory for passes that may run without a graph. Returns the bytes."""
         vision = 0 if self.encoder is None else self.encoder.reserve()
         return vision + (self._reserve_language() if self.settings.has_shadow and self._is_cuda else 0)
 
     @torch.no_grad()
     def _reserve_language(self) -> int:
-        """Run the largest pass of each phase, so that torch keeps its memory."""
+        """Runs the largest pass of each phase, so that torch keeps its memory."""
         device = self._model.place.device
         before = torch.cuda.memory_reserved(device)
         for runner in (self.prefill, self.decode, self.head, self.sampler):
@@ -289,17 +289,17 @@ class DeviceExecutor:
         return torch.cuda.memory_reserved(device) - before
 
     def require_device(self) -> None:
-        """Call after an error: some, such as an illegal access, leave a GPU on which every later call fails."""
+        """Call after an error. Some, such as an illegal memory access, make every later CUDA call fail."""
         if self._is_cuda:
             try:
                 torch.cuda.synchronize(self._model.place.device)
             except Exception as error:
-                raise EngineDeadError(f"the GPU does not go on: {_first_line(error)}") from error
+                raise EngineDeadError(f"the GPU cannot continue: {_first_line(error)}") from error
 
     def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
         mode = self.settings.modes[switch]
         tiers = frozenset({Tier.CAPACITY}) if mode else frozenset[Tier]()
-        # Only attention over the KV cache is ever called between pieces: the other phases have none.
+        # Only attention over the KV cache is called between pieces, and only these phases have it.
         mode = mode if phase.name in ("prefill", "decode") else Mode.FULL
         settings = GraphSettings(mode=mode or Mode.FULL, tiers=tiers, strict=self.settings.strict)
         if self.settings.has_few_buckets:

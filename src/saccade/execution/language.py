@@ -1,6 +1,6 @@
-"""Language passes as phases: prompts and mixed batches (`prefill`), one row per request (`decode`), and the `head` that
-turns rows into logits and tokens. T token rows, R requests, M blocks of a table, N rows of logits, D width, V
-vocabulary, L levels of vision rows."""
+"""The phases of language passes: `prefill` for prompts and mixed batches, `decode` with one row per request, and
+`head`, which turns rows of a prefill into logits and tokens. T token rows, R requests, M blocks of a table, N rows of
+logits, D width, V vocabulary, L levels of vision rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buc
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
-    """Rows of any number of requests, prompts and outputs mixed, to the rows that the head reads."""
+    """Turns rows of any number of requests, prompts and outputs mixed, into the rows that the head reads."""
     buffers = [
         *_row_buffers(model),
         *_request_buffers(model, state),
@@ -45,7 +45,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
 
 
 def decode_phase(model: Model, state: DeviceState) -> Phase:
-    """One row of each request to its next token. Padded rows are separate requests without keys."""
+    """Turns one row of each request into its next token. Padded rows are separate requests without keys."""
     buffers = [
         *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
         *_request_buffers(model, state, longest=1),
@@ -77,7 +77,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
 
 
 def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
-    """Selected rows of the prefill's output, through the last MLP, to their next tokens."""
+    """Turns selected rows of the prefill's output into their next tokens, through the last MLP."""
     limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
         rows = torch.randint(0, trunk_TD.shape[0], (count,), generator=rng)
-        return {"rows": rows, "sequences": state.some_sequences(count, rng)}
+        return {"rows": rows, "sequences": state.example_sequences(count, rng)}
 
     def set_up(values: Mapping[str, Any]) -> None:
         """Sets all rows, because a prefill leaves arbitrary values in padding."""
@@ -95,7 +95,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         state.forget_scores(values)
 
     def volatile(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Padding reads row 0, which decides what experts compute beside the others."""
+        """Padding reads row 0, which affects how experts batch the other rows."""
         read = np.unique(np.append(values["rows"], 0))
         return {**runs(trunk_TD, read, "trunk"), **state.reads_newest(values)}
 
@@ -117,8 +117,8 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
 
 
 def _row_buffers(model: Model) -> list[Buffer]:
-    """Inputs of every row. `pending` is the sequence whose newest token is the row's input (-1: `ids` has it);
-    `sources` is the row of the encoder cache to use (-1: a token)."""
+    """Inputs of each row. Its token is the newest one of sequence `pending`, or if that is -1 the one in `ids`.
+    `sources` is the row of the encoder cache to use instead, or -1."""
     buffers = [
         metadata("ids", ("tokens",)),
         metadata("pending", ("tokens",), padding=Fill(-1)),
@@ -133,7 +133,7 @@ def _row_buffers(model: Model) -> list[Buffer]:
 
 
 def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
-    """What attention reads of each request, and the bridges for queries and results in piecewise graphs."""
+    """What attention reads of each request, and the bridges for its queries and results in piecewise graphs."""
     heads = model.decoder.layers[0].attention.qkv
     shape = ("tokens", heads.num_heads, heads.head_dim)
     return [
@@ -146,7 +146,7 @@ def _request_buffers(model: Model, state: DeviceState, longest: int | None = Non
 
 
 def _token_buffers() -> list[Buffer]:
-    """For passes that produce tokens: sequences, tokens, and whether logits are unusable (a NaN, or all -inf)."""
+    """For passes that produce tokens: sequences, tokens, and whether logits are unusable (some NaN, or all -inf)."""
     return [
         metadata("sequences", ("tokens",)),
         output("next_ids", ("tokens",), torch.int64),
@@ -179,7 +179,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
-    """Stores logits for samplers and scores, and the likeliest tokens in their sequences."""
+    """Stores logits for sampling and scoring, and the likeliest token of each sequence."""
     logits_NV = model.decoder.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
     ids_N, is_bad_N = state.sampling.greedy(logits_NV)

@@ -13,11 +13,11 @@ from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, Sco
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
 MAX_SCORED_ROWS = 256  # prompt rows whose logits are in memory at once
-ALIGNMENT = 16  # words; Triton compiles another version for rows aligned differently
+ALIGNMENT = 16  # words; Triton would compile another version for rows with other alignment
 
 
 class _Rules(NamedTuple):
-    """`TokenRules` on the device; None where there are none."""
+    """`TokenRules` on the device."""
 
     bias: tuple[Tensor, Tensor] | None
     ends: Tensor | None
@@ -26,7 +26,7 @@ class _Rules(NamedTuple):
 
 class Logits:
     """Masks have static buffers: one on the device, and one on the host per step in flight. The rules of a sequence
-    stay on the device until it begins with another request."""
+    stay on the device until another request takes it over."""
 
     def __init__(self, state: DeviceState, trunk_TD: Tensor, *, num_turns: int) -> None:
         self._state, self._trunk_TD = state, trunk_TD
@@ -41,7 +41,7 @@ class Logits:
 
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
-        """Keep the rules of a new request, and count its tokens."""
+        """Stores the rules of a new request, and counts its tokens."""
         self._rules.pop(orders.sequence, None)
         if orders.rules is not None:
             self._rules[orders.sequence] = self._on_device(orders.rules)
@@ -54,7 +54,7 @@ class Logits:
                 note(seen, sequence, self._to_device(ids), torch.ones_like(sequence) > 0)
 
     def edit(self, count: int, edits: Sequence[Edit], mask: Mask | None, turn: int) -> None:
-        """Copy the last pass's logits for a sampler, with the ordered changes."""
+        """Copies the last pass's logits for the sampler, then applies edits and masks."""
         state = self._state
         state.edited[:count].copy_(state.logits[:count])
         for one in edits:
@@ -85,8 +85,8 @@ class Logits:
         return _Rules(bias, moved(rules.end_ids), moved(rules.allowed))
 
     def score(self, orders: Sequence[ScoreToken]) -> dict[int, tuple[Tensor, ...]]:
-        """Log-probabilities of sampled tokens by row, from the raw logits. Rows between them are scored with them: one
-        launch for all costs less than one for each."""
+        """Log-probabilities of sampled tokens by row, from the raw logits. Rows in between are scored too, because one
+        launch for all is cheaper than one for each."""
         if not orders:
             return {}
         first, end = min(one.row for one in orders), max(one.row for one in orders) + 1
@@ -108,11 +108,11 @@ class Logits:
         return parts
 
     def warm_up(self) -> None:
-        """Compile the mask kernel; rows and strides are such that one version serves all."""
+        """Compiles the mask kernel. Rows are aligned, so one version serves them all."""
         self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:
-        """On a GPU always computes MAX_LOGPROBS and cuts: one kernel, compiled before the first request."""
+        """A GPU always computes MAX_LOGPROBS and drops the rest, so one kernel compiled at start-up is enough."""
         most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._device_type == "cuda" else num_top
         chosen, ranks, top_ids, top_logprobs = self._state.sampling.logprobs(logits_NV, ids_N, most)
         return tuple(to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))

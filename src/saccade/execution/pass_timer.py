@@ -1,4 +1,4 @@
-"""Times passes without waiting for them: by the device's clock on a GPU, by the host's elsewhere."""
+"""Times passes without waiting for them, with the device's clock on a GPU and the host's elsewhere."""
 
 from time import monotonic
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class _Ran(NamedTuple):
 
 
 class PassTimer:
-    """Keeps the newest passes. On a GPU `anchor` ties the device's clock to the host's, which takes one wait."""
+    """Keeps the newest passes. On a GPU, `_anchor` relates the device's clock to the host's, which takes one wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._passes: Newest[tuple[DeviceLap, _Ran]] = Newest(MAX_PASSES)
@@ -31,14 +31,14 @@ class PassTimer:
             self._anchor = monotonic(), now(device)
 
     def add(self, lap: DeviceLap, one: Pass, step: int, rows: int) -> None:
-        """A pass that was launched, maybe has not ended yet. Only what is told of it is kept, not its arrays."""
+        """Adds a launched pass, which may still be running. Its arrays are not kept."""
         capacity = one.decision.key.capacity if one.decision.key is not None else one.decision.padded_to
-        # The dimension that counts the rows of a phase: units of vision passes, tokens of all others.
+        # Vision passes count their rows in units, all others in tokens.
         room = rows if capacity is None else capacity["units" if one.phase == "vision" else "tokens"]
         self._passes.add((lap, _Ran(one.phase, step, one.decision, rows, room)))
 
     def close(self) -> tuple[list[TracedPass], int]:
-        """Passes that have ended, in order of launch, and how many were dropped."""
+        """Returns the passes that have ended, in launch order, and how many were dropped."""
         found = []
         for lap, ran in self._passes.items:
             if lap.seconds() is not None:

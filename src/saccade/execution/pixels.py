@@ -1,5 +1,5 @@
-"""Turns decoded pixels into patches: through pinned host memory that is never written while being copied, into static
-device memory, and from there by two kernels into the arena. Nothing is allocated after start-up."""
+"""Turns decoded pixels into patches: copies them through pinned host memory, never written during a copy, to static
+device memory, where two kernels turn them into patches in the arena. Nothing is allocated after start-up."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.graphs.staging import Staging
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.kernels.image_jobs import (
     MAX_JOBS,
     TABLE_BYTES,
@@ -26,12 +26,12 @@ from saccade.scheduling.orders import PatchSource
 
 Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by media kind
 
-SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media are copied in bands
+SLOT_BYTES = 32 * 2**20  # pixels per copy; larger media are copied in bands
 ALIGNMENT_BYTES = 16
 
 
 class StagedPixels:
-    """For GPUs. One copy takes as many pictures as a slot holds, with the table that describes them; two launches do
+    """For GPUs. One copy takes as many pictures as fit into a slot, with a table that describes them; two launches do
     the rest. Larger pictures are copied in bands: slower, because copies wait for each other, but in bounded memory."""
 
     def __init__(self, device: torch.device, shapes: Shapes, slot_bytes: int = SLOT_BYTES) -> None:
@@ -55,27 +55,27 @@ class StagedPixels:
 
 
 class PlainPixels:
-    """For other devices: one picture after the other."""
+    """For other devices. Takes one picture after the other."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
 
     def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
-            pixels = torch.from_numpy(np.array(picture.pixels))  # a copy: torch has no read-only tensors
+            pixels = torch.from_numpy(np.array(picture.pixels))  # copied, because torch has no read-only tensors
             out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
             resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 
 
 def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixels:
-    """Turns pictures into patches, in order on the current stream."""
+    """Its `patchify` runs in order on the current stream."""
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
 def rounds(
     pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int
 ) -> Iterator[tuple[PatchSettings, list[ImageJob]]]:
-    """Groups of jobs that fit one slot and one scratch buffer; all jobs of a round are cut alike."""
+    """Groups of jobs that fit into one slot and one scratch buffer, and that are cut the same way."""
     pending: list[ImageJob] = []
     cut: PatchSettings | None = None
     pixels = scratch = 0
@@ -93,7 +93,7 @@ def rounds(
 
 
 def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
-    """Writes the table and, behind it, the pixels of a round. Returns the bytes used and the table's counts."""
+    """Writes a round's table, followed by its pixels. Returns the bytes used and the table's counts."""
     places, end = [], 0
     for job in jobs:
         places.append(end)
@@ -121,7 +121,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> PatchSource:
-    """The smallest picture that exercises all the code."""
+    """The smallest picture that runs both kernels."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
     return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

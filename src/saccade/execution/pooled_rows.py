@@ -1,4 +1,4 @@
-"""Vectors of prompts, from what the graphs wrote. N rows, D width, S sums."""
+"""Pools prompts into vectors, from the rows and logits that graphs wrote. N rows, D width, S sums."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,19 +11,19 @@ from saccade.execution.state import DeviceState
 from saccade.execution.transfers import to_device, to_host
 from saccade.scheduling.orders import PickLogits, PoolRows
 
-MAX_POOLED_ROWS = 256  # that go through the last MLP at once
+MAX_POOLED_ROWS = 256  # in one call of the last MLP
 
 
 class Pooling:
-    """Outside graphs, because the rows differ from step to step. Only rows that an order names are read, so padding
-    never gets into a vector."""
+    """Runs outside graphs, because the rows differ from step to step. Only rows that an order names are read, so
+    padding never gets into a vector."""
 
     def __init__(self, state: DeviceState, trunk_TD: Tensor) -> None:
         self._state, self._trunk_TD = state, trunk_TD
 
     def sum_rows(self, orders: PoolRows) -> Tensor:
-        """(S, D) float32 sums of hidden states after the final norm, on the host. Each is a sum of its own rows only:
-        NaN in one stays there."""
+        """(S, D) float32 sums of hidden states after the final norm, on the host. Each sums its own rows only, so a NaN
+        in one cannot reach another."""
         decoder, device = self._state.model.decoder, self._trunk_TD.device
         sums_SD = torch.zeros(len(orders.lengths), self._trunk_TD.shape[1], dtype=torch.float32, device=device)
         for start, first, lengths in _slices(orders.lengths):
@@ -37,7 +37,7 @@ class Pooling:
         return to_host(sums_SD)
 
     def pick(self, orders: Sequence[PickLogits]) -> Tensor:
-        """The logits of all orders in a row, on the host."""
+        """The logits that all orders pick, concatenated, on the host."""
         logits_NV = self._state.logits
         rows = np.repeat([one.row for one in orders], [len(one.token_ids) for one in orders])
         ids = np.asarray([token for one in orders for token in one.token_ids])
@@ -46,7 +46,7 @@ class Pooling:
 
 
 def _slices(lengths: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Rows to compute at once: where they begin, the first sum they belong to, how many belong to it and the next."""
+    """Slices of rows to compute at once: the first row, the first sum it belongs to, and the rows for each sum."""
     ends = np.cumsum(lengths)
     for start in range(0, int(ends[-1]), MAX_POOLED_ROWS):
         end = min(start + MAX_POOLED_ROWS, int(ends[-1]))

@@ -1,7 +1,7 @@
 """A rank's process: `python -m saccade.execution.rank`, started only by `saccade.execution.rank_processes`.
 
-It executes orders one after the other and reports each outcome. Its settings are the first line of standard input,
-which stays open as long as its parent lives. SIGTERM keeps its default (exit at once), as nothing outlives the process.
+It executes orders one after the other and reports each outcome. The first line of standard input has its settings; the
+input stays open while its parent lives. SIGTERM ends it at once, because it leaves nothing to clean up.
 """
 
 import io
@@ -35,7 +35,7 @@ def main() -> int:
     if not line:
         return EXIT_ORPHANED
     start = msgspec.json.decode(line, type=RankStart)
-    if os.getppid() != start.parent_pid:  # it exited before end_with_parent took effect
+    if os.getppid() != start.parent_pid:  # the parent exited before end_with_parent took effect
         return EXIT_ORPHANED
     end_with_input()
     os.set_inheritable(start.store_fd, False)
@@ -56,14 +56,14 @@ def main() -> int:
 
 
 def serve(receiver: Receiver, executor: RankExecutor) -> None:
-    """Returns when rank 0 says so or is gone."""
+    """Executes orders until rank 0 says to stop or is gone."""
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
         sequence, packed = received
         error = ""
         try:
             executor.execute(codec.unpack(packed))
-        except Exception as raised:  # rank 0 decides whether it is fatal
+        except Exception as raised:  # rank 0 decides whether this is fatal
             traceback.print_exc()
             error = describe(raised)
         receiver.reply(Done(sequence, OrderOutcome(digest=executor.take_digest(), error=error)))
@@ -76,7 +76,7 @@ def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
 
 
 class _Prefixed(io.TextIOBase):
-    """Prefixes every line, to tell the output of several processes apart."""
+    """Prefixes every line, so that the output of several processes can be told apart."""
 
     def __init__(self, target: TextIO, prefix: str) -> None:
         self._target, self._prefix = target, prefix
@@ -90,7 +90,7 @@ class _Prefixed(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Does nothing: an unfinished line waits, so that lines of two processes do not mix."""
+        """Does nothing: unfinished lines are held back, so that lines of two processes do not mix."""
 
     def fileno(self) -> int:
         return self._target.fileno()

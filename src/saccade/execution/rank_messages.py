@@ -29,7 +29,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
 
 
 class OrderOutcome(Struct, frozen=True, kw_only=True):
-    """What a rank did with one order. Ranks must agree on `digest` (such as replayed graph keys) and error type."""
+    """What a rank did with one order. Ranks must agree on `digest` (e.g. the replayed graph keys) and error type."""
 
     digest: str = ""
     error: str = ""  # "ErrorType: text"; empty on success
@@ -41,8 +41,8 @@ class OrderOutcome(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExecutor:
-    """What a rank's factory returns. `order_types` must match rank 0's, in sequence. Arrays of an order are valid only
-    until `execute` returns; `take_digest` then tells what was done, even after an error. Rank 0 gets `facts` (JSON)."""
+    """What a rank's factory returns. `order_types` must equal rank 0's. Arrays of an order are valid only until
+    `execute` returns; `take_digest` then says what was done, even after an error. `facts` (JSON) are sent to rank 0."""
 
     order_types: tuple[type, ...]
     execute: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Ranks 1 and up of an engine, as rank 0 manages them: it starts the processes, sends orders, watches and ends them."""
+"""Ranks 1 and up of an engine: rank 0 starts their processes, sends them orders, watches them and ends them."""
 
 import os
 import select
@@ -25,9 +25,9 @@ MODULE = "saccade.execution.rank"
 TICK_S = 0.25  # between checks of the ranks; an exit is noticed at once
 PING_S = 5.0  # of silence before an idle rank is pinged
 STUCK_S = 30.0  # after a rank failed, for the others to finish the step
-ROOM_S = 300.0  # for a slow rank to make room for orders, if nothing else limits it
+ROOM_S = 300.0  # for a slow rank to make room for orders, if there is no watchdog
 EXIT_S = 10.0  # for a process to exit after it closed its end, was told to leave, or was killed
-VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the reason
+VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the cause of a failure
 GONE_S = 3.0  # to notice that a rank is gone after an exchange with it failed
 POLL_S = 0.02
 
@@ -43,33 +43,33 @@ class RankPlan:
     order_types: tuple[type, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON-compatible
     devices: tuple[int, ...] = ()  # of all ranks including rank 0; by default the rank's number
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
     start_s: float = 1800.0  # to build executors
-    answer_s: float = 120.0  # without an answer until a rank counts as hung (--watchdog-timeout-s); 0: never
+    answer_s: float = 120.0  # of silence before a rank counts as hung (--watchdog-timeout-s); 0 means never
 
 
 class RankProcesses:
-    """Processes with an executor each. Rank 0 sends orders to all and records its own outcome of each. When a rank
-    exits, hangs or diverges from rank 0, all are killed, and `on_death` is called once with the reason, in the watcher
-    thread, because the main thread may hang in a collective. Every later call raises the same reason. One thread sends
-    and records orders. The watcher thread starts the processes, because they end with the thread that started them."""
+    """Processes with one executor each. Rank 0 sends every order to all of them and records what it did itself. When a
+    rank exits, hangs or diverges from rank 0, all are killed, and the watcher thread calls `on_death` once with the
+    reason, because the main thread may hang in a collective. Every later call raises the same reason. Only one thread
+    may send and record orders. The watcher thread starts the processes, because they end with their starting thread."""
 
     def __init__(self, plan: RankPlan, on_death: OnDeath) -> None:
         """Returns once the processes run; `wait_ready` waits for their executors."""
         assert plan.num_ranks > 1, "one rank needs no others"
         self._plan, self._on_death = plan, on_death
-        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._hear)
+        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._on_reply)
         self._store_fd = os.memfd_create("saccade-store")
-        self._agreement, self._noting = Agreement(plan.num_ranks), threading.Lock()
+        self._agreement, self._agreement_lock = Agreement(plan.num_ranks), threading.Lock()
         self._facts: dict[int, Any] = {}
         self._last_words: dict[int, NotStarted] = {}
         self._suspicion: str | None = None
         self._error: SaccadeError | None = None
         self._has_started, self._is_dead, self._is_closing = threading.Event(), threading.Event(), threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._started_at = self._looked_at = monotonic()
+        self._started_at = self._checked_at = monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._watcher = threading.Thread(target=self._live, name="rank watcher", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
         self._has_started.wait()
         try:
@@ -80,9 +80,9 @@ class RankProcesses:
 
     @property
     def store(self) -> str:
-        """The file of a FileStore for all ranks, without a name that others could open. It stays open until this
-        process ends: a FileStore reopens it when collected, and could otherwise write to a file that reuses the
-        descriptor."""
+        """A file for a FileStore that all ranks share; it has no name that other processes could open. It stays open
+        until this process ends: a FileStore reopens it when garbage-collected, and a reused descriptor would make it
+        write to another file."""
         return f"/proc/self/fd/{self._store_fd}"
 
     @property
@@ -94,7 +94,7 @@ class RankProcesses:
         return len(self._facts) == len(self._processes)
 
     def wait_ready(self) -> tuple[Any, ...]:
-        """Waits for the executors of ranks 1 and up; returns the facts they report."""
+        """Waits for the executors of ranks 1 and up, and returns the facts they report."""
         while not self._are_ready:
             self.check()
             self._sender.wait(POLL_S)
@@ -104,35 +104,35 @@ class RankProcesses:
     def send(self, order: object) -> int:
         """Returns the order's number, for `record`. Waits only if a rank is far behind."""
         self.check()
-        assert self._are_ready, "orders are for ranks that are ready"
+        assert self._are_ready, "orders were sent before the ranks were ready"
         try:
             return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
         except (ReaderGoneError, ReaderBehindError) as error:
             self._suspect(str(error))
 
     def record(self, number: int, outcome: OrderOutcome) -> None:
-        """Record what rank 0 did with an order. Every order must be recorded, in any sequence."""
+        """Records what rank 0 did with an order. Every order must be recorded, in any order."""
         self.check()
-        with self._noting:
+        with self._agreement_lock:
             why = self._agreement.note(0, number, outcome, monotonic())
         if why is not None:
             self._suspect(why)
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Returns when ranks 1 and up have finished an order; otherwise raises TimeoutError."""
+        """Waits until ranks 1 and up have finished an order, or raises TimeoutError."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
         while not self._sender.is_done(number):
             self.check()
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
-                raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
+                raise TimeoutError(f"rank {behind} did not finish step {number} in {timeout_s:g} s")
             self._sender.wait(deadline - monotonic())
         self.check()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Why rank 0 failed while building. Our own errors stand as they are; any other error or cause may stem from a
-        rank that died, which is detected a moment later."""
+        """Finds out why rank 0 failed while building. Saccade's own errors stand; any other may come from the death of
+        another rank, which is detected a moment later."""
         root = error.__cause__ or error
         if isinstance(root, SaccadeError) or not isinstance(root, Exception):
             return error
@@ -141,7 +141,7 @@ class RankProcesses:
         return self._error or error
 
     def settle(self, number: int) -> None:
-        """After rank 0 failed in an order: returns when all ranks failed alike, else raises which one diverged."""
+        """Call after rank 0 failed in an order. Returns if all ranks failed alike, or raises which one diverged."""
         self.check()
         try:
             self.wait(number, self._stuck_s + VERDICT_S)
@@ -149,11 +149,11 @@ class RankProcesses:
             self._suspect(str(error))
 
     def close(self) -> None:
-        """Let ranks finish their orders for a while, then end them. May be called again."""
+        """Gives ranks a while to finish their orders, then kills them. May be called again."""
         self._is_closing.set()
         self._wake()
         if threading.current_thread() is self._watcher:
-            return  # it ends them when its own caller is done
+            return  # called from on_death: the watcher ends the ranks when that returns
         self._watcher.join()
         self._sender.close()
         if self._wake_fd >= 0:
@@ -169,7 +169,7 @@ class RankProcesses:
             self._suspect(self._suspicion)
 
     def _suspect(self, why: str) -> NoReturn:
-        """Leave the verdict to the watcher thread: the problem found here may be caused by a rank that died."""
+        """Leaves the verdict to the watcher thread: a rank that died may have caused the problem found here."""
         self._suspicion = self._suspicion or why
         self._wake()
         self._is_dead.wait(VERDICT_S)
@@ -184,7 +184,7 @@ class RankProcesses:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
-    def _hear(self, rank: int, reply: RankReply) -> None:
+    def _on_reply(self, rank: int, reply: RankReply) -> None:
         match reply:
             case RankReady(facts=facts):
                 self._facts[rank] = facts
@@ -192,27 +192,27 @@ class RankProcesses:
                 self._last_words[rank] = reply
                 self._wake()
             case Done(sequence=sequence, outcome=outcome):
-                with self._noting:
+                with self._agreement_lock:
                     why = self._agreement.note(rank, sequence, outcome, monotonic())
                 if why is not None:
                     self._suspicion = self._suspicion or why
                     self._wake()
 
-    def _live(self) -> None:
+    def _watch(self) -> None:
         try:
             self._start_all()
             self._has_started.set()
             while not self._is_closing.is_set():
                 self._wait_for_news()
-                if (error := self._look(monotonic())) is not None:
+                if (error := self._find_problem(monotonic())) is not None:
                     self._die(error)
                     return
-            if self._are_ready:  # one still being built does not listen, and may be waiting for rank 0
+            if self._are_ready:  # a rank that is still building does not listen, and may be waiting for rank 0
                 self._sender.tell_to_close()
                 self._wait_for_exits(EXIT_S)
         except Exception as error:  # otherwise the ranks would go unwatched
             traceback.print_exc()
-            self._die(EngineDeadError(f"the ranks cannot be watched: {type(error).__name__}: {error}"))
+            self._die(EngineDeadError(f"the rank watcher failed: {type(error).__name__}: {error}"))
         finally:
             self._kill()
             self._has_started.set()
@@ -250,19 +250,19 @@ class RankProcesses:
         return process
 
     def _wait_for_news(self) -> None:
-        """Waits until a rank dies, `_wake` is called, or the next check is due. Leaves replies to others."""
+        """Waits until a rank dies, `_wake` is called, or the next check is due. Does not read replies."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         for fd in self._sender.filenos():
-            poll.register(fd, 0)  # hang-ups are reported in any case
+            poll.register(fd, 0)  # hang-ups are always reported
         for fd, _ in poll.poll(TICK_S * 1000):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
 
-    def _look(self, now: float) -> SaccadeError | None:
-        """Why the ranks cannot continue. Dead ranks come first, because other problems may follow from them."""
+    def _find_problem(self, now: float) -> SaccadeError | None:
+        """Why the ranks cannot continue. Looks for dead ranks first, because they cause other problems."""
         codes = self._exit_codes()
-        self._sender.collect()  # after polling the processes: last words were sent before the exit
+        self._sender.collect()  # after reading the exit codes: last words are sent before the exit
         for rank, words in self._last_words.items():
             kind = ConfigError if words.is_config else EngineDeadError
             return kind(f"rank {rank} failed to start: {words.error}")
@@ -285,7 +285,7 @@ class RankProcesses:
             return f"{self._name(rank)} has closed its end of the channel{when}"
 
     def _why_stuck(self, now: float) -> str | None:
-        with self._noting:
+        with self._agreement_lock:
             return self._agreement.stuck(now, self._stuck_s) or self._agreement.waiting(now, self._plan.answer_s)
 
     @property
@@ -294,11 +294,11 @@ class RankProcesses:
 
     def _why_silent(self, now: float) -> str | None:
         limit_s = self._plan.answer_s
-        overslept = now - self._looked_at > limit_s / 2
-        self._looked_at = now
+        was_suspended = now - self._checked_at > limit_s / 2
+        self._checked_at = now
         if not limit_s:
             return None
-        if overslept:  # this process was suspended, and the others may have been too
+        if was_suspended:  # and so may the ranks have been
             self._sender.forgive(now)
         for rank in self._processes:
             if self._sender.silent_s(rank, now) > limit_s:

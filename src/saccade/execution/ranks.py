@@ -1,4 +1,4 @@
-"""The ranks of a tensor-parallel engine: started and directed by rank 0, and checked against each other."""
+"""The ranks of a tensor-parallel engine: rank 0 starts and directs the others, and their results are compared."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -30,11 +30,11 @@ from saccade.wire.trace_records import TracedPass
 
 FACTORY = "saccade.execution.build:follow"
 CALIBRATION_ROUNDS = 5  # ranks that measure together must run equally many rounds
-ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the hung rank before the front end gives up on rank 0
+ANSWER_SHARE = 0.8  # of the watchdog timeout, so that rank 0 names a hung rank before the front end gives up on it
 
 
 class RankedExecutor:
-    """Rank 0 of several: forwards every order before executing it. That the others did the same is checked later."""
+    """Rank 0 of several: forwards each order, then executes it. Later the outcomes of all ranks are compared."""
 
     def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
         self._executor, self._processes = executor, processes
@@ -52,7 +52,7 @@ class RankedExecutor:
             self._processes.record(number, OrderOutcome(digest=self._executor.take_trace(), error=error))
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Of rank 0 only: the others replay the same."""
+        """Of rank 0 only; the others replay the same graphs."""
         return self._executor.snapshots()
 
     def time_passes(self) -> None:
@@ -63,7 +63,7 @@ class RankedExecutor:
         return self._executor.take_passes()
 
     def require_device(self) -> None:
-        """Call after an error: returns if all ranks met the same one, else raises which rank diverged."""
+        """Call after an error. Returns if all ranks had the same one, or raises which rank diverged."""
         self._executor.require_device()
         if self._number:
             self._processes.settle(self._number)
@@ -84,9 +84,9 @@ def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> T
 def start_ranks(
     engine: StartEngine, spec: ModelSpec, formats: Formats, device: torch.device, on_death: OnDeath
 ) -> RankProcesses:
-    """Start the other ranks. They build at once, and rank 0 must too, because ranks wait for each other on the way."""
+    """Starts the other ranks. They build at once, and rank 0 must too, because ranks wait for each other."""
     settings, size = engine.settings, engine.settings.tensor_parallel_size
-    check_division(spec, size, settings.mm_encoder_tp_mode, formats)  # before starting processes that would all fail
+    check_division(spec, size, settings.mm_encoder_tp_mode, formats)  # before starting processes that would only fail
     plan = RankPlan(
         num_ranks=size,
         factory=FACTORY,
@@ -99,8 +99,8 @@ def start_ranks(
 
 
 def check_division(spec: ModelSpec, size: int, encoder_mode: str, formats: Formats = PLAIN) -> None:
-    """Raises a ConfigError if the model cannot be divided over this many ranks. Blocks with scales may fit one rank's
-    share and not another's."""
+    """Raises a ConfigError if the model cannot be divided over this many ranks. Quantization blocks may fit one rank's
+    share but not another's, so with them every rank is checked."""
     kernels, meta = kernels_for("cpu", torch.float32), torch.device("meta")
     for rank in range(size if formats.multiple > 1 else 1):
         group = ParallelGroup(rank=rank, size=size)
@@ -117,13 +117,13 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
     if allows_shared_gpu():
         return (first,) * size
     raise ConfigError(
-        f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
+        f"{size} ranks need {size} GPUs, starting at cuda:{first}; this machine has {count} "
         "(--tensor-parallel-size, --device)"
     )
 
 
 def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
-    """The most that ranks exchange in a pass, with or without a graph: rows, rows of logits and patches."""
+    """The most rows, rows of logits and patches that ranks exchange in a pass, with or without a graph."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
     logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)
@@ -132,7 +132,7 @@ def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) 
 
 @torch.no_grad()
 def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
-    """Check that all ranks get the same bits from the same pass: each samples by itself, so they would diverge."""
+    """Checks that all ranks get the same bits from a pass. Each samples by itself, so they could diverge."""
     if groups.language.size == 1:
         return
     for runner in executor.phases:
@@ -140,13 +140,13 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
         other = next((rank for rank, digest in enumerate(found) if digest != found[0]), 0)
         if other:
             raise GraphError(
-                f"rank {other} got other results than rank 0 from the same {runner.phase.name} pass; they would answer "
-                "different tokens"
+                f"rank {other} and rank 0 got different results from the same {runner.phase.name} pass, so they would "
+                "sample different tokens"
             )
 
 
 def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
-    """Digest of the smallest bucket's results for its example: outputs, and logits if any."""
+    """Digest of the outputs and written state of the smallest bucket's example."""
     phase = runner.phase
     values = runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)

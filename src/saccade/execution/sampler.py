@@ -1,4 +1,4 @@
-"""Sampling as a phase: logits of the last pass to tokens, all parameters as data. N rows, V vocabulary, S sequences."""
+"""The sampling phase: from the last pass's logits to tokens, with all parameters as data. N rows, V vocabulary."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +14,7 @@ from saccade.graphs import Arena, Capacity, Fill, Frame, Phase, metadata, output
 from saccade.scheduling.arrays import FLOATS
 from saccade.scheduling.buckets import head_buckets
 
-# Parameter ranges of examples.
+# Ranges of example parameters.
 RANGES = {
     "temperature": (0.5, 2.0),
     "top_p": (0.2, 0.9),
@@ -27,7 +27,7 @@ FILTERS = ("top_p", "min_p", "top_k")
 
 
 def sample_phase(state: DeviceState) -> Phase:
-    """Edited logits to tokens: penalties, then temperature, min-p, top-k and top-p; temperature 0 is greedy."""
+    """Turns edited logits into tokens: penalties, then temperature, min-p, top-k and top-p. Temperature 0 is greedy."""
     buffers = [
         metadata("sequences", ("tokens",)),
         metadata("seeds", ("tokens",), torch.int64),
@@ -49,7 +49,7 @@ def sample_phase(state: DeviceState) -> Phase:
         return {"next_ids": ids_N}
 
     def set_up(values: Mapping[str, Any]) -> None:
-        """Logits and seen tokens, the same for the same example."""
+        """Sets logits and seen tokens, always to the same values for the same example."""
         count = len(values["seeds"])
         same = torch.Generator(state.edited.device).manual_seed(int(values["seeds"].sum() % 2**62) if count else 0)
         state.edited[:count].normal_(0, 2, generator=same)
@@ -81,11 +81,11 @@ def sample_phase(state: DeviceState) -> Phase:
 def _example(state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
     count, chance = sum(lengths), chance_from(rng)
     floats = {name: chance.uniform(low, high, count) for name, (low, high) in RANGES.items()}
-    chosen = chance.choice(FILTERS, count)  # one per row: several would hide each other's effect
+    chosen = chance.choice(FILTERS, count)  # one filter per row, because several would hide each other's effect
     for name in floats.keys() & FILTERS:
         floats[name] = np.where(chosen == name, floats[name], FLOATS[name])
     return {
-        "sequences": state.some_sequences(count, rng),
+        "sequences": state.example_sequences(count, rng),
         "seeds": chance.integers(0, 2**62, count),
         "counters": chance.integers(0, 2**20, count),
         "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),
@@ -94,7 +94,7 @@ def _example(state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator)
 
 
 def _touched(state: DeviceState, values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Token counts matter only for rows with penalties."""
+    """State that a pass reads and writes. Token counts matter only in rows with penalties."""
     sequences = np.unique(np.asarray(values["sequences"])[_is_penalised(values)])
     return {
         "newest ids": state.newest_ids[1:],

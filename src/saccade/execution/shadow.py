@@ -1,9 +1,9 @@
 """Shadow checks: a share of live replays is rerun eagerly and compared bit for bit.
 
-What a replay read and produced is copied on its own stream into preallocated memory, without waiting. The eager run
-happens when the engine is idle, and stops between two operations when a command arrives. It changes nothing that a
-request could see: it writes the same bits to the caches that are there already. If it does not, the graph was wrong:
-then the graph is retired, the caches are emptied, and the inputs are saved to a file.
+What a replay read and produced is copied on the replay's stream into preallocated memory, without waiting. The eager
+run happens when the engine is idle, and stops between two operations when a command arrives. It changes nothing that a
+request could see, because it writes the bits that the caches already hold. If the bits differ, the graph was wrong:
+the graph is retired, the caches are emptied, and the inputs are saved to a file.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -40,12 +40,12 @@ ShouldStop = Callable[[], bool]
 Found = tuple[list[OutputDifference], dict[str, Tensor]]
 
 MAX_RECORDS = 256
-MOST_DUE = 2  # records that were drawn but not yet assigned to a replay
+MAX_DUE = 2  # records drawn by chance but not yet assigned to a replay
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ReplayRecord:
-    """One replay. Tensors lie in a slab, and belong to another record once `is_lost`."""
+    """One replay. Its tensors are in a slab; once `is_lost`, newer records have overwritten them."""
 
     runner: GraphRunner
     key: GraphKey
@@ -54,7 +54,7 @@ class ReplayRecord:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     reads: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
-    cached: dict[str, Tensor] | None = None  # what it left in caches; a check writes there too
+    cached: dict[str, Tensor] | None = None  # a copy of what it wrote to caches, where a check writes too
     is_begun: bool = False  # a check of it was interrupted
     is_lost: bool = False
 
@@ -66,19 +66,19 @@ class Mismatch:
     key: GraphKey
     digest: str  # of the inputs
     differences: tuple[OutputDifference, ...]
-    path: Path | None  # of the file that has them
+    path: Path | None  # of the file with the inputs
 
     @property
     def reason(self) -> str:
-        """Public text: it does not name the file."""
+        """Text for clients, which does not name the file."""
         more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
         return (
-            f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
+            f"graph [{self.key}] is out of service: it differs from an eager run of inputs {self.digest}: "
             f"{self.differences[0]}{more}"
         )
 
     def __str__(self) -> str:
-        kept = "could not be kept" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
+        kept = "could not be saved" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
         return f"{self.reason}. Its batches run without it; the inputs {kept}"
 
 
@@ -88,7 +88,7 @@ class Shadow:
     def __init__(
         self, executor: DeviceExecutor, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]
     ) -> None:
-        """`slab_bytes` are for language passes and, if there are any, vision passes (see `sizes`)."""
+        """`slab_bytes` has the sizes of the slabs for language and vision passes, see `sizes.shadow_bytes_for`."""
         self._executor, self._share, self._origin = executor, share, origin
         device = executor.state.model.place.device
         self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
@@ -97,12 +97,12 @@ class Shadow:
         self._records: deque[ReplayRecord] = deque()
         self._chance = Random(0)
         self._due = 0
-        self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
+        self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the most recently recorded is last
         for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
 
     def close(self) -> None:
-        """Stop watching and release the executor."""
+        """Stops watching and releases the executor."""
         for phase in self._executor.phases:
             phase.observer = None
         self._records.clear()
@@ -112,7 +112,7 @@ class Shadow:
         return bool(self._records)
 
     def counts(self, phase: str) -> dict[str, int]:
-        """How many records ended in which way: equal, different, or why nothing was compared."""
+        """Counts of records by result: equal, different, or the reason why nothing was compared."""
         return dict(self._counts[phase])
 
     def count(self, phase: str, result: str) -> None:
@@ -122,9 +122,9 @@ class Shadow:
         return self._slabs["vision" if runner is self._executor.vision else "language"]
 
     def wants(self, key: GraphKey) -> bool:
-        """Whether to record this replay. Chance sets how many; recently recorded graphs briefly yield to rare ones."""
-        self._due = min(self._due + (self._chance.random() < self._share), MOST_DUE)
-        if self._due == 0 or (self._due < MOST_DUE and self._share < 1 and self._is_recent(key)):
+        """Whether to record this replay. Chance decides how many; recently recorded graphs may yield to rarer ones."""
+        self._due = min(self._due + (self._chance.random() < self._share), MAX_DUE)
+        if self._due == 0 or (self._due < MAX_DUE and self._share < 1 and self._is_recent(key)):
             return False
         self._due -= 1
         self._recorded[key] = None
@@ -138,25 +138,25 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Rerun one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied."""
+        """Reruns one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied."""
         record = self._next(should_stop)
         if record is None:
             return None
         try:
             with _Interruptible(should_stop, record.runner.phase.arena.device):
-                found = self._judge(record)
+                found = self._compare(record)
         except CheckStoppedError:
-            self._put_off(record)
+            self._postpone(record)
             return None
         except Exception as error:
             self.count(record.key.phase, "failed")
             return error
-        mismatch = None if found is None else self._condemn(record, *found)
-        record.cached = None  # extra memory, which the slab would keep alive until the record's place is reused
+        mismatch = None if found is None else self._report(record, *found)
+        record.cached = None  # the slab keeps the record, and so this memory, until its place is reused
         return mismatch
 
     def _is_recent(self, key: GraphKey) -> bool:
-        """Whether a graph is in the more recently recorded half."""
+        """Whether a graph is in the more recently recorded half of all graphs."""
         newest = islice(reversed(self._recorded), len(self._recorded) // 2)
         return key in set(newest)
 
@@ -171,30 +171,30 @@ class Shadow:
                 return record
         return None
 
-    def _put_off(self, record: ReplayRecord) -> None:
-        """Check it later, before all others."""
+    def _postpone(self, record: ReplayRecord) -> None:
+        """Puts the record first in line for a later check."""
         self.count(record.key.phase, "interrupted")
         record.is_begun = True
         if "slots" not in record.arrays:
-            record.cached = None  # others may write there meanwhile; the check did not
+            record.cached = None  # other passes may write there meanwhile; the check did not
         self._records.appendleft(record)
 
     def _drop(self, record: ReplayRecord, why: str) -> None:
-        """Never check it. What an unfinished check wrote counts as a pass: if the graph is wrong, keys and values are
-        no longer those that other replays read."""
+        """Gives up on the record. What an unfinished check wrote counts as a pass: if the graph is wrong, the keys and
+        values are no longer those that other replays read."""
         self.count(record.key.phase, why)
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
 
-    def _judge(self, record: ReplayRecord) -> Found | None:
-        """What differs, and the right results; None if equal."""
+    def _compare(self, record: ReplayRecord) -> Found | None:
+        """The differences and the eager results, or None if there is nothing to report."""
         if record.cached is None:
             record.cached = self._cached(record)
         found = self._run_again(record, {**record.results, **record.cached})
         if found is None:
             self.count(record.key.phase, "equal")
         elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
-            self.count(record.key.phase, "unsteady")  # eager runs differ too, which says nothing about the graph
+            self.count(record.key.phase, "unsteady")  # eager runs differ from each other, so the graph may be right
             return None
         return found
 
@@ -210,7 +210,7 @@ class Shadow:
         return run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
 
     def _cached(self, record: ReplayRecord, outputs: Tensors | None = None) -> dict[str, Tensor]:
-        """What a replay left in caches; with the outputs of an eager run, what that would have left there."""
+        """What a replay wrote to caches. With the `outputs` of an eager run, what that run would have written."""
         state, most_bytes = self._executor.state, self.slab_for(record.runner).most_bytes
         if "targets" not in record.arrays:
             return written_keys(state, record.arrays, most_bytes)
@@ -221,7 +221,7 @@ class Shadow:
         rows = outputs["rows"]
         return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
 
-    def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
+    def _report(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
         digest = digest_of({**record.inputs, **record.reads}, record.arrays)
@@ -240,14 +240,14 @@ class Shadow:
         )
         path = write_file(file)
         record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
-        for other in self._records:  # they may have read what the wrong graph wrote and the check overwrote
+        for other in self._records:  # they may have read what the wrong graph wrote, which the check overwrote
             self.count(other.key.phase, "overwritten")
         self._records.clear()
         return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
 
 
 class _Watcher:
-    """Sees the passes of one phase and records some. A failure here must not affect a request."""
+    """Sees the passes of one phase and records some. Failures are counted, so that they never affect a request."""
 
     def __init__(self, shadow: Shadow, runner: GraphRunner) -> None:
         self._shadow, self._runner = shadow, runner
@@ -286,11 +286,11 @@ class _Watcher:
 
 
 class CheckStoppedError(Exception):
-    """A command is waiting for the engine."""
+    """A check was stopped because a command is waiting."""
 
 
 class _Interruptible(OperationMode):
-    """Checks for a stop between operations. The device stays at most one operation behind, so it is soon free."""
+    """Checks `should_stop` before each operation. The device is at most one operation behind, so it is soon free."""
 
     def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""The file of a replay found wrong: its inputs and all it read, for `saccade replay`. A safetensors file, so that
-reading it runs no code; its metadata is JSON."""
+"""The file of a wrong replay: its inputs and everything it read, for `saccade replay`. It is a safetensors file with
+JSON metadata, so reading it runs no code."""
 
 import json
 from collections.abc import Mapping
@@ -36,14 +36,14 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 FORMAT = "saccade shadow 1"
 SUFFIX = ".shadow.safetensors"
-MAX_FILES = 4  # of at most some hundred megabytes each
+MAX_FILES = 4  # of up to a few hundred megabytes each
 GROUPS = {"input": "inputs", "read": "reads", "cached": "cached", "replayed": "replayed", "eager": "eager"}
-MAX_CONTEXT_BYTES = 256 * 2**20  # of keys and values: longer contexts are left out
+MAX_CONTEXT_BYTES = 256 * 2**20  # keys and values of longer contexts are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The engine that writes files: what is needed to rebuild it, and where files go (None: nowhere)."""
+    """What is needed to rebuild the engine that wrote a file. Without a `folder`, no files are written."""
 
     model: str
     settings: EngineSettings
@@ -53,8 +53,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowFile:
-    """One replay: its inputs, what it read of memory that the next step overwrites (`reads`) and of caches (`cached`),
-    its results, and those of an eager run. Keys and values of too long a context are left out."""
+    """A replay: its inputs, what it read from caches (`cached`) and from memory that the next step overwrites
+    (`reads`), its results, and those of an eager run. Keys and values of very long contexts are left out."""
 
     origin: Origin
     key: GraphKey
@@ -64,7 +64,7 @@ class ShadowFile:
     cached: Tensors
     replayed: Tensors
     eager: Tensors
-    most_bytes: int  # of one result (see `results_of`)
+    most_bytes: int  # per result, see `results_of`
     digest: str  # of all inputs
     versions: Mapping[str, str]
 
@@ -84,7 +84,7 @@ def current_versions(device: torch.device) -> dict[str, str]:
 
 
 def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
-    """Keys, values and image rows that a pass reads, with their places, unless they are too many."""
+    """Image rows that a pass reads, and its keys and values unless there are too many, with their places."""
     found: dict[str, Tensor] = {}
     if "sources" in arrays and state.vision_rows is not None:
         rows = torch.from_numpy(source_rows(arrays).astype(np.int64))
@@ -98,7 +98,7 @@ def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
 
 
 def write_file(file: ShadowFile) -> Path | None:
-    """Returns the file's path; None if it could not be written. Deletes the oldest files beyond the limit."""
+    """Returns the file's path, or None if it could not be written. Deletes the oldest files beyond the limit."""
     folder = file.origin.folder
     if folder is None:
         return None
@@ -116,7 +116,7 @@ def write_file(file: ShadowFile) -> Path | None:
         }
         save_file(tensors, path, _metadata(file))
         path.chmod(0o600)
-    except (OSError, SafetensorError):  # disk full or no permission: the report does without a file
+    except (OSError, SafetensorError):  # disk full or no permission: report without a file
         return None
     return path
 
@@ -179,16 +179,16 @@ def _tensors(arrays: PassArrays) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Results of the graph and of an eager run now: their digests, and where they differ."""
+    """Digests of the results of a new replay and a new eager run, and where the results differ."""
 
     replay_digest: str
     eager_digest: str
     differences: list[OutputDifference]
-    as_recorded: list[OutputDifference]  # where the graph's results differ from those in the file
+    as_recorded: list[OutputDifference]  # where the new replay differs from the one in the file
 
 
 def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:
-    """Both runs start from the file's state. Writes to caches, so nothing else may run."""
+    """Replays the pass and runs it eagerly, each from the file's state. Overwrites caches, so nothing else may run."""
     runner, batch = _find(executor, file)
     state = executor.state
     _check_fits(state, runner, file)
@@ -219,7 +219,7 @@ def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batc
     except GraphError as error:
         raise ConfigError(f"the file is of another model, or of an engine with other limits: {error}") from None
     if file.key.digest:
-        runner.catalogue.costs = None  # capture it even if it is not the fastest way
+        runner.catalogue.costs = None  # capture the graph even if another way is faster
         runner.capture_exact(values)
     if file.key not in {graph.key for graph in runner.graphs}:
         raise ConfigError(
@@ -230,13 +230,11 @@ def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batc
 
 
 def _check_fits(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
-    """Raises if this engine could not have written the file."""
+    """Raises a ConfigError if this engine could not have written the file."""
     try:
-        there, known = (
-            runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays),
-            {**file.reads, **file.cached},
-        )
-        wrong = [name for name, tensor in there.items() if not _is_like(tensor, known[name])]
+        needed = runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays)
+        known = {**file.reads, **file.cached}
+        wrong = [name for name, tensor in needed.items() if not _is_like(tensor, known[name])]
     except (KeyError, IndexError, RuntimeError) as error:
         wrong = [str(error).partition("\n")[0]]
     if wrong:
@@ -248,7 +246,7 @@ def _is_like(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _restore(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
-    """Put everything the pass read back in its place."""
+    """Puts everything the pass read back in place."""
     device, cached = state.newest_ids.device, file.cached
     put_back(runner.phase, file.arrays, {name: tensor.to(device) for name, tensor in file.reads.items()})
     if "rows" in cached and state.vision_rows is not None:

@@ -1,7 +1,7 @@
-"""What a pass read, wrote and produced: viewing it, copying it, and restoring it for another run.
+"""Views, copies and restores what a pass read, wrote and produced.
 
-A pass reads two kinds of data besides its inputs. Newest tokens, logits and rows of the prefill's output are
-overwritten by the next step: phases name them in `volatile_in`. Keys, values and image rows stay until their place is
+Besides its inputs, a pass reads two kinds of data. Newest tokens, logits and rows of the prefill's output are
+overwritten by the next step; phases name them in `volatile_in`. Keys, values and image rows stay until their place is
 reused, which `Writers` tracks.
 """
 
@@ -26,7 +26,7 @@ ALIGNMENT_BYTES = 256
 
 
 class Writers:
-    """The last pass, by number, that wrote each slot of the KV cache and each row of the encoder cache."""
+    """The number of the last pass that wrote each slot of the KV cache and each row of the encoder cache."""
 
     def __init__(self, state: DeviceState) -> None:
         self._block_size = state.block_size
@@ -35,7 +35,7 @@ class Writers:
         self._rows = np.zeros(0 if state.vision_rows is None else state.vision_rows.shape[1], dtype=np.int64)
 
     def note(self, arrays: PassArrays) -> int:
-        """Number a pass that is about to run."""
+        """Records a pass that is about to run, and returns its number."""
         self._number += 1
         if "slots" in arrays:
             self._slots[arrays["slots"]] = self._number
@@ -44,14 +44,14 @@ class Writers:
         return self._number
 
     def is_intact(self, arrays: PassArrays, number: int) -> bool:
-        """Whether everything that pass `number` read from caches is unchanged."""
+        """Whether everything that pass `number` read from caches is still unchanged."""
         if "block_tables" in arrays and self._last_writer(arrays) > number:
             return False
         return "sources" not in arrays or not (self._rows[source_rows(arrays)] > number).any()
 
     def _last_writer(self, arrays: PassArrays) -> int:
-        """The last pass that wrote a key this one read. Slots are compared in the last block, to which the request may
-        have added since; before it whole blocks, because there may be millions of slots."""
+        """The last pass that wrote a key this one read. The last block is compared by slot, because its request may
+        have appended to it since; earlier blocks are compared whole, because there may be millions of slots."""
         tables, size = arrays["block_tables"], self._block_size
         num_full, rest = np.divmod(arrays["key_lengths"].astype(np.int64), size)
         by_block = self._slots.reshape(-1, size).max(axis=1)
@@ -78,25 +78,25 @@ def source_rows(arrays: PassArrays) -> AnyInts:
 
 
 def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
-    """Rows spread over a tensor, of at most `most_bytes` in total."""
+    """Evenly spaced rows of a tensor, of at most `most_bytes` in total."""
     step = max(1, -(-view.nbytes // most_bytes))
     return view[(slice(None),) * axis + (slice(None, None, step),)]
 
 
 def results_of(phase: Phase, arrays: PassArrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
-    """Views of a pass's outputs and of what it left outside its arena; only spread-out rows of large tensors."""
+    """Views of a pass's outputs and of what it wrote outside its arena; of large tensors only every n-th row."""
     found = {name: every_nth(view, phase.arena.buffers[name].axis or 0, most_bytes) for name, view in outputs.items()}
     return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.volatile_out(arrays).items()}
 
 
 def put_back(phase: Phase, arrays: PassArrays, reads: Tensors) -> None:
-    """Restore what a pass read and later passes overwrote."""
+    """Restores what a pass read and later passes overwrote."""
     for name, view in phase.volatile_in(arrays).items():
         view.copy_(reads[name], non_blocking=True)
 
 
 def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dict[str, Tensor]:
-    """Keys and values that a pass wrote, as cached now; of many, those of spread-out slots."""
+    """Keys and values that a pass wrote, as cached now; if there are many, only those of every n-th slot."""
     if "slots" not in arrays:
         return {}
     row_bytes = sum(part[0, 0].nbytes for pair in state.caches for part in pair)
@@ -122,26 +122,26 @@ def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:
 def run_eagerly(
     runner: GraphRunner, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, like: GraphKey
 ) -> Result:
-    """Run a batch as the graph of `like` would, but eagerly. Image rows go to the padding row, because the rows that
-    the graph wrote may have a new owner by now."""
+    """Runs a batch eagerly, at the shape of graph `like`. Image rows go to the padding row, because the rows that the
+    graph wrote may belong to other images by now."""
     if "targets" in values:
         values = {**values, "targets": np.zeros_like(values["targets"])}
     return runner.eager(values, consume, at=None if like.digest else like.capacity)
 
 
 class TooLargeError(Exception):
-    """A slab has no room for one owner's copies."""
+    """A slab is too small for one owner's copies."""
 
 
 class Owner(Protocol):
-    """The owner of copies in a slab; lost when newer copies overwrite them."""
+    """The owner of copies in a slab; `is_lost` once newer copies overwrite them."""
 
     is_lost: bool
 
 
 class Slab:
-    """A ring buffer on the device: new copies evict the oldest. All copies into one slab are queued on one stream, so
-    that none is overwritten by an older one."""
+    """A ring buffer on the device, where new copies evict the oldest. All copies into a slab must be queued on one
+    stream, so that an older copy never overwrites a newer one."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
@@ -154,7 +154,7 @@ class Slab:
 
     @property
     def most_bytes(self) -> int:
-        """The most kept of one result; of a larger one, spread-out rows."""
+        """The most bytes kept of one result; of a larger one, every n-th row is kept."""
         return self.nbytes // 4
 
     def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ PAGE_ROWS = 16
 CPU_KV_TOKENS = 16384
 HEADROOM_BYTES = 512 * 2**20  # for late library allocations; measured use stays below it
 GPU_BLOCK_SIZE, CPU_BLOCK_SIZE = 128, 16
-# Copies for shadow checks: a decode pass of 64 rows has 40 MB of logits, one over an image of 1024 rows 50 MB in all.
+# Copies for shadow checks. A decode pass of 64 rows has 40 MB of logits; a vision pass of 1024 rows takes 50 MB in all.
 GPU_SHADOW_BYTES = {"language": 256 * 2**20, "vision": 128 * 2**20}
 CPU_SHADOW_BYTES = {"language": 16 * 2**20, "vision": 8 * 2**20}
 
@@ -27,7 +27,7 @@ def executor_settings_for(
     *,
     is_cuda: bool,
 ) -> ExecutorSettings:
-    """`vision` is the tower that the patches of images and videos must match."""
+    """Raises a ConfigError if the patches of images or videos do not match the `vision` tower."""
     if vision is not None:
         _check_patches("images", images, vision)
         _check_patches("videos", videos, vision)
@@ -46,7 +46,7 @@ def executor_settings_for(
 
 
 def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool) -> StateSizes:
-    """All sizes except the KV cache's, which gets two blocks until it is known how many fit."""
+    """All sizes. The KV cache gets two blocks until it is known how many fit."""
     block_size = settings.block_size or (GPU_BLOCK_SIZE if is_cuda else CPU_BLOCK_SIZE)
     return StateSizes(
         num_blocks=2,
@@ -58,8 +58,8 @@ def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_c
 
 
 def encoder_rows_for(settings: EngineSettings, limits: SchedulerSettings) -> int:
-    """Rows of the encoder cache. Without caching across requests it holds the images of two steps, because those of the
-    next step are encoded while the current one reads its own."""
+    """Rows of the encoder cache. Without caching across requests it holds the images of two steps, because the next
+    step's images are encoded while the current step still reads its own."""
     return settings.encoder_cache_tokens or 2 * limits.encoder_budget_tokens + PAGE_ROWS
 
 
@@ -76,7 +76,7 @@ def shadow_bytes_for(settings: EngineSettings, *, is_cuda: bool, has_vision: boo
 
 
 def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:
-    """Refuse patches of another shape or order than the tower's, which would misread them."""
+    """Refuses patches whose shape or order differs from the tower's, which would misread them."""
     if settings is None:
         return
     for name in ("patch", "temporal_patch", "merge"):
@@ -102,11 +102,11 @@ def block_bytes(model: Model, block_size: int) -> int:
 
 
 def blocks_that_fit(free_bytes: float, needed_bytes: float, bytes_per_block: int) -> int:
-    """Blocks that fit into free memory after everything else and the headroom."""
+    """Blocks that fit into the free memory that everything else and the headroom leave."""
     return int((free_bytes - needed_bytes - HEADROOM_BYTES) // bytes_per_block)
 
 
 def wanted_blocks(settings: EngineSettings, limits: SchedulerSettings, block_size: int) -> int:
-    """Blocks, including block 0, for the tokens asked for, or for a device whose memory is not measured."""
+    """Blocks, including block 0, for the configured tokens, or for a device whose memory is not measured."""
     wanted = settings.kv_cache_tokens or max(CPU_KV_TOKENS, limits.max_model_len)
     return -(-wanted // block_size) + 1

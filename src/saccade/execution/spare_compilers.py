@@ -1,5 +1,5 @@
-"""Processes that will compile kernels, started before it is known which: their imports take seconds. That is why this
-module imports almost nothing."""
+"""Compile processes that are started before it is known which kernels to compile, because their imports take seconds.
+For the same reason this module imports almost nothing."""
 
 import fcntl
 import os
@@ -12,15 +12,15 @@ from saccade.processes import start_python
 
 COMPILER = "saccade.dry_run.compile_process"
 GPUS = Path("/dev/nvidiactl")
-MOST_PROCESSES = 12  # there are some 60 kernels, and the slowest takes a tenth of all
+MAX_PROCESSES = 12  # there are about 60 kernels, and the slowest takes a tenth of the total time
 SPARED_CORES = 2
-HOST_BYTES = 3 * 2**30  # that one process may need
-STARTED = "started"  # a folder of empty files, one for each way of starting an engine whose kernels are on disk
+HOST_BYTES = 3 * 2**30  # host memory that one process may need
+STARTED = "started"  # a folder with an empty file for each engine configuration whose kernels are on disk
 
 
 class SpareCompilers:
-    """On a machine with a GPU on which nothing was ever compiled, as many processes as it has room for; else none.
-    Whoever takes them ends them; `close` ends the rest."""
+    """On a machine with a GPU on which no engine has ever started, as many processes as fit; otherwise none. Whoever
+    takes processes must end them; `close` ends the rest."""
 
     def __init__(self, module: str = COMPILER) -> None:
         self._module = module
@@ -35,7 +35,7 @@ class SpareCompilers:
             self._processes = start_compilers(room_for_compilers(), module)
 
     def take(self, count: int) -> list["subprocess.Popen[bytes]"]:
-        """So many processes, spare ones first."""
+        """Returns `count` processes, spare ones first, and ends the other spare ones."""
         taken, self._processes = self._processes[:count], self._processes[count:]
         self.close()
         return taken + start_compilers(count - len(taken), self._module)
@@ -49,7 +49,7 @@ class SpareCompilers:
 
 
 def start_compilers(count: int, module: str) -> list["subprocess.Popen[bytes]"]:
-    """As many of them as can be started."""
+    """Starts up to `count` processes, as many as the system allows."""
     started: list[subprocess.Popen[bytes]] = []
     environment = worker_environment()
     with suppress(OSError):
@@ -66,12 +66,12 @@ def end_compilers(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 
 def room_for_compilers() -> int:
-    """How many processes the machine's cores and memory allow."""
-    return max(0, min(MOST_PROCESSES, (os.cpu_count() or 1) - SPARED_CORES, available_bytes() // HOST_BYTES))
+    """How many compile processes the machine's cores and memory allow."""
+    return max(0, min(MAX_PROCESSES, (os.cpu_count() or 1) - SPARED_CORES, available_bytes() // HOST_BYTES))
 
 
 def available_bytes() -> int:
-    """Of the host's memory."""
+    """Available host memory, or 0 if it is not known."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,5 @@
-"""Device state for the engine's whole life: caches, vision rows, newest tokens, logits. Never moved, never grown. N
-rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width."""
+"""Tensors that live as long as the engine and never move or grow: caches, vision rows, newest tokens, logits. N rows
+of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ TOKEN_STATE = frozenset({"newest ids", "logits"})  # written by every pass that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """Tensors that graphs use besides their arenas. Sequence 0, block 0 and vision page 0 take padding."""
+    """Tensors that graphs use besides their arenas. Padding writes to sequence 0, block 0 and vision page 0."""
 
     model: Model
     caches: Sequence[Cache]
     vision_rows: Tensor | None  # (L, E, D)
     newest_ids: Tensor  # by sequence: the token sampled last
-    logits: Tensor  # (N, V) float32: of the last head or decode pass
-    edited: Tensor  # (N, V) float32: a copy that the sampler changes
-    seen: Tensor  # (sequences, V) int32: the tokens of prompts and outputs, for penalties
+    logits: Tensor  # (N, V) float32, from the last head or decode pass
+    edited: Tensor  # (N, V) float32, a copy that the sampler changes
+    seen: Tensor  # (sequences, V) int32, counts of prompt and output tokens for penalties
     sampling: SamplingKernels
-    max_blocks: int  # of one request
+    max_blocks: int  # per request
 
     @property
     def num_blocks(self) -> int:
@@ -54,20 +54,20 @@ class DeviceState:
         """Bytes of one row of the encoder cache, over all levels."""
         return 0 if self.vision_rows is None else self.vision_rows[:, 0].nbytes
 
-    def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
-        """Distinct sequences, for examples."""
+    def example_sequences(self, count: int, rng: torch.Generator) -> Tensor:
+        """Distinct random sequences, for examples."""
         return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
 
     def sequences_of(self, values: Mapping[str, Any]) -> Tensor:
         return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
     def scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tokens a pass wrote, and the logits they come from, because a token alone hides a small error."""
+        """The tokens a pass wrote, and the logits they come from: a token alone would hide a small error."""
         newest, logits = self.newest_ids[self.sequences_of(values)], self.logits[: len(values["sequences"])]
         return {"newest ids": newest, "logits": logits.clone()}
 
     def forget_keys(self, values: Mapping[str, Any]) -> None:
-        """Clear the keys and values that a pass writes, so that those of an earlier run cannot pass for its own."""
+        """Clears the keys and values that a pass writes, so that an earlier run's cannot be mistaken for its own."""
         slots = torch.as_tensor(values["slots"], device=self.newest_ids.device).long()
         for cache in (part for pair in self.caches for part in pair):
             cache.flatten(0, 1).index_fill_(0, slots, 0)
@@ -77,7 +77,7 @@ class DeviceState:
         self.logits[: len(values["sequences"])] = 0
 
     def cache_names(self) -> frozenset[str]:
-        """Names, as in `watched`, of keys, values and the memory that ranks exchange through."""
+        """Names, as in `watched`, of the KV caches and of the memory through which ranks exchange data."""
         return frozenset(self._named_caches()) | self.exchange_names()
 
     def exchange_names(self) -> frozenset[str]:
@@ -94,11 +94,11 @@ class DeviceState:
         return {"newest ids": self.newest_ids}
 
     def writes_scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What a pass that produces tokens writes besides its outputs. Sequence 0 takes padding's writes."""
+        """What a pass that produces tokens writes besides its outputs, without padding's sequence 0."""
         return {"newest ids": self.newest_ids[1:], "logits": self.logits[: len(values["sequences"])]}
 
     def watched(self, decoder: Layer | None = None) -> Watched:
-        """What a language pass (or, without decoder, a sampler) touches. Graphs refuse to replay if any moved."""
+        """What a language pass (a sampler, without `decoder`) touches. Graphs refuse to replay if any of it moved."""
         named = {
             "newest ids": self.newest_ids,
             "logits": self.logits,
@@ -115,7 +115,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """Sizes of everything. Padding has its own sequence, block and vision page."""
+    """Sizes of the state's tensors. `num_blocks` and `num_vision_rows` include padding; `max_sequences` does not."""
 
     num_blocks: int
     block_size: int
@@ -125,7 +125,7 @@ class StateSizes:
 
 
 def runs(tensor: Tensor, rows: NDArray[np.integer[Any]], name: str) -> dict[str, Tensor]:
-    """Views of these rows of a tensor, one per contiguous run."""
+    """Views of these rows of a tensor, one per run of consecutive rows."""
     if not len(rows):
         return {}
     ends = np.flatnonzero(np.diff(rows) != 1) + 1

@@ -1,4 +1,4 @@
-"""Copies between host and device through pinned memory, so that nothing waits."""
+"""Copies between host and device through pinned memory, without waiting."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def to_device(array: Array, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy that is there once the stream got so far."""
+    """A host copy, which is complete once the current stream reaches this point."""
     if tensor.device.type != "cuda":
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

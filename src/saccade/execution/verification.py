@@ -1,9 +1,9 @@
-"""Verifies an executor's graphs against eager runs, in sequences that break graphs which froze or leaked something, and
-audits what graphs froze.
+"""Verifies an executor's graphs against eager runs, in sequences that expose a graph which froze or leaked something,
+and audits what graphs froze.
 
 Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
-form takes a sample, runs in a second or two and is part of start-up; the long form takes all. Both write to caches and
-must not run while requests do.
+form is part of start-up: it checks a sample of the graphs in a second or two. The long form checks all of them. Both
+write to caches, so neither may run while requests do.
 """
 
 import logging
@@ -40,22 +40,22 @@ log = logging.getLogger(__name__)
 OnGraph = Callable[[str, int, int], None]
 Grids = tuple[Grid, ...]
 
-SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # the largest bucket of a sample
+SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # largest bucket in a sample
 
 
 def verify_graphs(
     executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
 ) -> VerifyReport:
-    """A row for every phase, bucket and sequence; none without graphs. `progress` is told the phase, and how many
-    graphs of how many are done, before the first and after each."""
+    """Returns a row for every phase, bucket and sequence, or none without graphs. `progress(phase, done, total)` is
+    called before the first graph and after each."""
     rows: list[VerifyRow] = []
-    count = _Count(executor, is_short, progress)
+    count = _GraphCount(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
         encoder = executor.encoder
-        with _unseen(runner):
+        with _uncounted(runner):
             chosen = chosen_buckets(runner, is_short=is_short)
             found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
@@ -65,8 +65,8 @@ def verify_graphs(
     return VerifyReport(tuple(rows))
 
 
-class _Count:
-    """Counts finished graphs. Verification runs vision graphs `twice`: on generic rows, and on images and videos."""
+class _GraphCount:
+    """Counts finished graphs. Verification runs vision graphs `twice`, on generic rows and on images and videos."""
 
     def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
         self._progress = progress
@@ -86,7 +86,7 @@ class _Count:
 
 
 def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> VerifyReport:
-    """Verify and audit; raises if a replay differs from eager. Ranks run it in lockstep, and fail together."""
+    """Verifies and audits; raises if a replay differs from an eager run. Ranks run it in lockstep and fail together."""
     report = verify_graphs(executor, is_short=is_short)
     _require(group, _describe_wrong(report))
     found = _findings(executor, is_short)
@@ -97,13 +97,13 @@ def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: Para
 
 
 def _require(group: ParallelGroup, problem: str) -> None:
-    """Raises if any rank has a problem: what goes wrong before a sum shows on all ranks."""
-    told = [each.decode() for each in group.gather(problem.encode())]
-    ranks = [rank for rank, each in enumerate(told) if each]
+    """Raises on all ranks if any has a problem. An error before a sum shows on every rank."""
+    problems = [each.decode() for each in group.gather(problem.encode())]
+    ranks = [rank for rank, each in enumerate(problems) if each]
     if not ranks:
         return
     who = "" if group.size == 1 else f"on rank {', '.join(map(str, ranks))} of {group.size}: "
-    raise GraphError(f"{who}{told[ranks[0]]}. {NOT_SERVING}")
+    raise GraphError(f"{who}{problems[ranks[0]]}. {NOT_SERVING}")
 
 
 def _describe_wrong(report: VerifyReport) -> str:
@@ -112,7 +112,7 @@ def _describe_wrong(report: VerifyReport) -> str:
         return ""
     first = wrong[0]
     return (
-        f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
+        f"graph [{first.key}] differs from an eager run in sequence {first.sequence!r}: {first.problem}; "
         f"{len(wrong)} of {len(report.rows)} checks failed"
     )
 
@@ -126,7 +126,7 @@ def _describe_faults(found: list[tuple[str, str]]) -> str:
 
 
 def _findings(executor: DeviceExecutor, is_short: bool) -> list[tuple[str, str]]:
-    """Audit findings with the graph's key; none if the driver cannot read nodes."""
+    """Audit findings, each with its graph's key; none if the driver cannot list a graph's nodes."""
     try:
         report = audit_graphs(executor, is_short=is_short)
     except UnreadableError as error:
@@ -141,20 +141,20 @@ NOT_SERVING = "Not serving: run `saccade verify`, or turn the phase's graphs off
 def audit_graphs(
     executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
 ) -> AuditReport:
-    """What graphs froze, read from the graphs: a row per bucket, and per phase one for a replay and the exact tier."""
+    """Finds what graphs froze: a row per bucket, and per phase one for a replay and one for the exact tier."""
     rows: list[AuditRow] = []
-    count = _Count(executor, is_short, progress, twice=False)
+    count = _GraphCount(executor, is_short, progress, twice=False)
     for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        with _unseen(runner):
+        with _uncounted(runner):
             rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
 
 def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
-    """All captured buckets; in the short form the smallest, and the largest that is still quick."""
+    """All captured buckets, or in the short form the smallest and the largest that is still quick."""
     rows = runner.phase.rows
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
     if not is_short or not captured:
@@ -164,8 +164,8 @@ def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
-    """Equal rows and frames with other heights and widths (other positions and windows); videos; repeated images."""
+def _verify_grids(encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
+    """Compares images of equal rows but other heights and widths (positions, windows), videos and repeated images."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
     for graph in runner.graphs:
@@ -202,7 +202,7 @@ def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grid
 
 
 def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, Any]:
-    """Random patches; images of the same grid get the same ones."""
+    """Random patches. Images with the same grid get the same patches."""
     unit = encoder.spec.unit
     units = [frames * rows * columns // unit for frames, rows, columns in grids]
     made = encoder.graphs.phase.example((sum(units),), rng)
@@ -218,8 +218,8 @@ def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, An
 
 
 @contextmanager
-def _unseen(runner: GraphRunner) -> Iterator[None]:
-    """Replays and captures of verification are not counted, and its exact graphs are dropped."""
+def _uncounted(runner: GraphRunner) -> Iterator[None]:
+    """Keeps the replays and captures in its context out of the statistics, and drops exact graphs afterwards."""
     stats, runner.stats = runner.stats, GraphStats()
     replays = {graph.key: graph.num_replays for graph in runner.graphs}
     try:

@@ -1,8 +1,8 @@
 """Encodes images and videos into rows of the encoder cache.
 
-Vision passes run on the same stream as language steps, in the order of their launches, so that nothing is read before
-it is written or overwritten while it is read. The patches of a pass may be launched before its other inputs are known:
-they are written after the previous replay, which reads the same rows, has finished.
+Vision passes and language steps run on one stream in launch order, so nothing is read before it is written, or
+overwritten while it is read. For the same reason the patches of a pass can be launched before its other inputs are
+known: they are written once the previous replay, which reads the same rows, has finished.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from saccade.execution.pixels import new_pixels, warm_up_picture
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts
@@ -27,14 +27,14 @@ from saccade.scheduling.orders import Encode, Pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSettings:
-    """Rows of the largest pass that has a graph, rows of a page of the cache, and how pixels become patches."""
+    """`max_units` is the size of the largest pass with a graph; `images` and `videos` say how pixels become patches."""
 
     max_units: int
     page_rows: int
     images: ImageSettings | None
     videos: VideoSettings | None
-    has_few_buckets: bool = False  # as on a CPU, where graphs save no time
-    has_shadow: bool = False  # any pass may be run again without its graph
+    has_few_buckets: bool = False  # on a CPU, where graphs save no time
+    has_shadow: bool = False  # shadow checks may rerun any pass eagerly
 
 
 class Encoder:
@@ -42,7 +42,7 @@ class Encoder:
         model = state.model
         assert model.spec.vision is not None and model.tower is not None, f"{model.spec.architecture} sees no images"
         self._sharing = model.tower.sharing
-        if self._sharing.size > 1:  # ranks with different images share no structure, but always a bucket
+        if self._sharing.size > 1:  # ranks encode different images, so they share a bucket but no exact layout
             graphs = replace(graphs, tiers=graphs.tiers and frozenset({Tier.CAPACITY}))
         self.settings, self._place, self.spec = settings, model.place, model.spec.vision
         phase = vision_phase(model, state, settings.max_units)
@@ -51,20 +51,20 @@ class Encoder:
         self.graphs = GraphRunner(phase, graphs, lane_for(model.place.device))
         kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
         kinds = {"image": settings.images, "video": settings.videos}
-        self._shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
-        self._pixels = new_pixels(model.place.device, self._shapes)
+        self.shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
+        self._pixels = new_pixels(model.place.device, self.shapes)
         assert state.vision_rows is not None, "a model with a tower has rows for its images"
         self._longest = min(state.max_keys, state.vision_rows.shape[1] - settings.page_rows)
 
     @property
     def facts(self) -> VisionFacts:
-        frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
+        frames = {kind: shape.temporal_patch for kind, shape in self.shapes.items()}
         num_ranks = self._sharing.size
         return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
 
     @torch.no_grad()
     def encode(self, orders: Encode) -> Encoded:
-        """Launch a pass. A failed launch does not affect later ones."""
+        """Launches a pass. A failed launch does not affect later ones."""
         rank = self._sharing.rank
         begin = now(self._place.device)
         try:
@@ -77,13 +77,13 @@ class Encoder:
         try:
             values = self.values(one)
         except Exception:
-            if self._sharing.size > 1 and one.is_padded:  # other ranks wait for this one in the pass
+            if self._sharing.size > 1 and one.is_padded:  # the other ranks wait for this one in a collective
                 self.graphs.obey(one.decision, self._nothing(one), lambda outputs: None)
             raise
         self.graphs.obey(one.decision, values, lambda outputs: None)
 
     def values(self, one: Pass) -> dict[str, Any]:
-        """The inputs of a pass. Its patches are launched first, into the arena unless they exceed it."""
+        """Launches a pass's patches, into the arena if they fit, and returns all its inputs."""
         arena, count = self.graphs.phase.arena, sum(picture.num_rows for picture in one.pictures)
         if count <= arena.limits["patches"]:
             patches_PC = arena.rows("patches", count)
@@ -98,31 +98,31 @@ class Encoder:
         return {**empty.tensors, **empty.arrays, "targets": one.values["targets"]}
 
     def warm_up(self) -> None:
-        """Compile the kernels that turn pixels into patches; they run outside the vision graph. Runs twice, because the
+        """Compiles the kernels that turn pixels into patches outside the vision graph. Runs them twice, because the
         first launch after compilation takes a different path from later ones."""
-        for kind, shape in (*self._shapes.items(),) * 2:
+        for kind, shape in (*self.shapes.items(),) * 2:
             picture = warm_up_picture(kind, shape)
             self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
 
     def calibrate(self, num_rounds: int = 0) -> None:
-        """Time eager runs and replays to choose the faster one, if there is a choice."""
+        """Times eager runs and replays, where the faster one may be chosen."""
         if Tier.EXACT in self.graphs.settings.tiers and self.graphs.graphs and not self.graphs.settings.strict:
             self.graphs.calibrate(num_rounds)
 
     def time_replays(self) -> None:
-        """Time replays, unless they were compared with eager runs."""
+        """Times replays, unless `calibrate` already did."""
         if self.graphs.catalogue.seconds is None:
             self.graphs.time_replays()
 
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph for one layout. Takes tens of milliseconds, so only call it when idle. `reserve` left memory
-        for the run before a capture."""
+        """Captures a graph for one layout. Call it only when idle, as it takes tens of milliseconds. The eager run
+        before the capture fits into what `reserve` kept."""
         return self.graphs.capture_layout(layout)
 
     @torch.no_grad()
     def reserve(self) -> int:
-        """Run the largest pass that may run without a graph, so that torch keeps its memory; returns the bytes."""
+        """Runs the largest pass that may run eagerly, so that torch keeps its memory. Returns the bytes kept."""
         if Tier.EXACT in self.graphs.settings.tiers:
             self.graphs.lane.reserve_small()
         rows = self.most_eager_rows()
@@ -135,8 +135,8 @@ class Encoder:
         return torch.cuda.memory_reserved(self._place.device) - before
 
     def most_eager_rows(self) -> int:
-        """The largest frame if over budget; the whole budget where eager may be faster, layouts run once before they
-        get an exact graph, or shadow checks rerun passes."""
+        """Rows of the largest pass that may run without a graph. A frame over the budget always does. Any other pass
+        may if graphs are off, if its layout may get an exact graph later, or if shadow checks rerun it."""
         tiers, is_strict = self.graphs.settings.tiers, self.graphs.settings.strict
         largest = min(self._longest, largest_frame(self.settings.images, self.settings.videos))
         if largest > self.settings.max_units and not is_strict:
@@ -146,7 +146,7 @@ class Encoder:
 
 
 def largest_frame(*media: ImageSettings | VideoSettings | None) -> int:
-    """Rows of the largest frame that the image and video settings allow."""
+    """Rows of the largest image or frame that these settings allow."""
     found = [0]
     for one in media:
         if one is not None:

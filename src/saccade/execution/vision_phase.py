@@ -1,6 +1,6 @@
-"""The vision pass as a phase: patches of any images and frames to rows of the encoder cache. Boundaries, windows,
-positions and target rows are data. Where every rank has its own images, a pass writes the rows of all ranks, one share
-after the other, each as long as the bucket, and all ranks know all targets.
+"""The vision phase: turns patches of any images and frames into rows of the encoder cache. Boundaries, windows,
+positions and target rows are data. Where each rank encodes its own images, a pass writes the rows of all ranks: one
+share after the other, each as long as the bucket. All ranks know all targets.
 
 P patches, U merged units (of all ranks), C values of a patch, L levels, D width of the decoder.
 """
@@ -22,7 +22,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
 from saccade.scheduling.geometries import vision_values
 
-TYPICAL_UNITS = 324  # of an image: 560 x 560 pixels with patches of 16
+TYPICAL_UNITS = 324  # of an image of 560 x 560 pixels with patches of 16
 
 
 def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
@@ -43,8 +43,8 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         grids = [_example_grid(length, spec.merge) for length in lengths]
         count = sum(lengths) * spec.unit
         seed = int(torch.randint(2**31, (), generator=rng))
-        own_seed = seed + sharing.rank  # differs where ranks have their own images
-        on_device = torch.Generator(model.place.device).manual_seed(own_seed)  # thousands of patches: too slow on a CPU
+        own_seed = seed + sharing.rank  # differs where each rank encodes its own images
+        on_device = torch.Generator(model.place.device).manual_seed(own_seed)  # a CPU is too slow for many patches
         patches = torch.randn(
             count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
         )
@@ -76,13 +76,13 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
 
 
 def _example_grid(num_units: int, merge: int) -> tuple[int, int, int]:
-    """As square as possible: a strip has smaller windows than a picture."""
+    """A grid as square as possible, because a strip would have smaller windows."""
     height = max(n for n in range(1, math.isqrt(num_units) + 1) if num_units % n == 0)
     return 1, merge * height, merge * (num_units // height)
 
 
 def _example_targets(shape: tuple[int, ...], num_rows: int, seed: int) -> Any:
-    """Distinct random rows of the cache; if there are too few, units at random go to the padding row."""
+    """Distinct random rows of the cache. If there are too few, random units go to the padding row."""
     chance, count = np.random.default_rng(seed), math.prod(shape)
     found = np.zeros(max(count, num_rows - 1), dtype=np.int64)
     found[: num_rows - 1] = chance.permutation(num_rows - 1) + 1

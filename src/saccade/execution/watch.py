@@ -1,4 +1,4 @@
-"""What operators look at: traces and profiles of an engine, each for a bounded time."""
+"""Traces and profiles of an engine, on an operator's request and for a limited time."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,9 +15,11 @@ from saccade.wire import messages
 Answer = messages.Traced | messages.Profiled
 Question = messages.BeginTrace | messages.EndTrace | messages.StartProfile | messages.StopProfile
 
+NO_PROFILE = messages.Profiled(0, problem="no profile is running; POST /start_profile starts one")
+
 
 class Watch:
-    """One trace and one profile at a time. `check`, called between steps, ends what nobody ended."""
+    """Takes one trace and one profile at a time. `check`, called between steps, ends them at their time limit."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = monotonic) -> None:
         self._engine, self._clock = engine, clock
@@ -25,7 +27,7 @@ class Watch:
         self._profile_until: float | None = None
         self._profiler: profile | None = None
         self._folder = Path()
-        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+        self._written = NO_PROFILE
 
     def answer(self, question: Question) -> Answer:
         match question:
@@ -53,14 +55,14 @@ class Watch:
             self._written = self._write()
 
     def _start(self, asked: messages.StartProfile) -> str:
-        """Why no profile began; empty if one did."""
+        """Starts a profile. Returns why it could not, or an empty string."""
         if self._profiler is not None:
-            return "a profile runs already; POST /stop_profile ends it"
+            return "a profile is already running; POST /stop_profile ends it"
         folder = Path(asked.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return f"{folder} cannot be made: {error.strerror} (--profile-folder)"
+            return f"{folder} cannot be created: {error.strerror} (--profile-folder)"
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
         self._profiler, self._folder = profile(activities=kinds, acc_events=False), folder
         self._profiler.start()
@@ -68,13 +70,13 @@ class Watch:
         return ""
 
     def _stop(self) -> messages.Profiled:
-        """The file of the running profile, or of one that ended by itself; told once."""
+        """Ends the running profile. Returns its file, or once that of a profile that reached its time limit."""
         found = self._written if self._profiler is None else self._write()
-        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+        self._written = NO_PROFILE
         return found
 
     def _write(self) -> messages.Profiled:
-        """Steps wait for this: a second or so for each second of profile."""
+        """Writes the profile, which blocks steps for about as long as the profile lasted."""
         assert self._profiler is not None, "a profile runs"
         profiler, self._profiler, self._profile_until = self._profiler, None, None
         profiler.stop()

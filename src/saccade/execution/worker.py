@@ -1,8 +1,8 @@
-"""The engine process, as `worker_start` begins it.
+"""The engine process, started by `worker_start`.
 
-It takes commands between steps and while one runs, and blocks on them only when idle. The parent holds the other end of
-its standard input: when that closes, or the kernel reports the parent's death, the process exits. Nothing it does
-outlives it, so SIGTERM keeps its default and ends it at once. The orderly way is the `Close` command.
+It takes commands between steps and while a step runs, and blocks on them only when idle. The parent holds the other end
+of its standard input: when that closes, or the kernel reports the parent's death, the process exits. It leaves nothing
+to clean up, so SIGTERM keeps its default and ends it at once. `Close` is the command for an orderly exit.
 """
 
 import gc
@@ -37,11 +37,11 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
-MAX_HEARD = 4  # between two looks at a step that runs
+MAX_POLLED = 4  # per check on a running step
 COMPILE_POLL_MS = 2
-BURST_GAP_S = 0.004  # between two requests that a step takes in together
-SOON_MS = 200
-IDLE_MS = 500  # without a command, before idle work that could delay a request by up to some 50 ms
+BURST_GAP_S = 0.004  # requests that arrive closer together form a burst, and share a step
+FIRST_COMMAND_MS = 200  # to wait for the first command before importing packages
+IDLE_MS = 500  # without a command before idle work, which can delay a request by up to about 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[messages.EngineReply], None]
@@ -49,7 +49,7 @@ Tell = Callable[[messages.EngineReply], None]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Which output of which command an engine request belongs to."""
+    """The command, and the index of its output, that an engine request belongs to."""
 
     serial: int
     index: int
@@ -65,7 +65,7 @@ class _Compiling:
 
 
 class Worker:
-    """Steps an engine and reports for it. Every `Add` gets a refusal, or news that end each output exactly once."""
+    """Steps an engine and reports for it. Every `Add` gets a refusal, or news that finish each output exactly once."""
 
     def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
         self._engine, self._commands, self._tell = engine, commands, tell
@@ -75,7 +75,7 @@ class Worker:
         self._news: list[messages.News] = []
         self._watch = Watch(engine)
         self._is_open = True
-        self._is_checked = True  # what the scheduler accounts for, since it last had requests
+        self._is_checked = True  # scheduler.check() has run since the last step
         self._last_add: float | None = None  # since the last plan
 
     def run(self) -> None:
@@ -86,15 +86,15 @@ class Worker:
             self._last_add = None
             if self._engine.has_work:
                 self._is_checked = False
-                self._note(self._engine.step(self._hear))
+                self._note(self._engine.step(self._poll_commands))
             if self._news:
                 self._tell(messages.Updates(self._news))
                 self._news = []
 
-    def _hear(self) -> bool:
-        """Takes commands while a step runs. Returns whether requests came that should be launched behind it: all of a
-        burst together, as a step for the first of them alone would delay the others."""
-        self._take_waiting(most=MAX_HEARD)
+    def _poll_commands(self) -> bool:
+        """Takes commands while a step runs. Returns whether to launch the requests that arrived right behind it. Waits
+        for the end of a burst, because a step for its first request alone would delay the others."""
+        self._take_waiting(most=MAX_POLLED)
         self._add_compiled()
         return self._last_add is not None and monotonic() - self._last_add >= BURST_GAP_S
 
@@ -112,7 +112,7 @@ class Worker:
         self._take_waiting(flags)
 
     def _take_waiting(self, flags: int = zmq.NOBLOCK, most: int = MAX_COMMANDS) -> None:
-        """Without NOBLOCK, waits for the first."""
+        """Takes the commands that are there. Without NOBLOCK, waits for the first one."""
         for _ in range(most):
             try:
                 frames = self._commands.recv_multipart(flags, copy=False)
@@ -132,7 +132,7 @@ class Worker:
         return bool(self._commands.poll(0))
 
     def _check_shadow(self) -> None:
-        """Check one replay; stops when a command arrives."""
+        """Checks one recorded replay, and stops when a command arrives."""
         found = self._engine.idle.check(self._has_command)
         if isinstance(found, Exception):
             traceback.print_exception(found)
@@ -178,7 +178,7 @@ class Worker:
         )
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
-        """Requests whose grammar must be compiled first may be overtaken by others."""
+        """Adds a request, after compiling its grammar if it has one. Others may overtake it meanwhile."""
         grammar = command.params.grammar
         if grammar is None:
             self._add(command, frames)
@@ -204,7 +204,7 @@ class Worker:
                     self._add(waiting.command, waiting.frames, waiting.grammar.result())
 
     def _forget(self, serial: int, ended: Finish = ABORTED) -> None:
-        """End a request that is waiting for its grammar."""
+        """Ends a request that is still waiting for its grammar."""
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
@@ -253,7 +253,7 @@ class Worker:
 
 def main(folder: Path, spares: SpareCompilers) -> int:
     context = zmq.Context(io_threads=messages.IO_THREADS)
-    # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
+    # The last socket is for the thread that watches other ranks: if one dies, this thread may hang in a collective.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
@@ -281,7 +281,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
     built: Built | None = None
     compiling: CompileProcesses | None = None
     try:
-        if not commands.poll(SOON_MS):
+        if not commands.poll(FIRST_COMMAND_MS):
             import_packages()  # while the parent looks for the model
         start = messages.decode_command(commands.recv())
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
@@ -289,16 +289,16 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
         if device.type == "cuda":
             tell(messages.Stage("importing packages"))
         compiling = start_compiling(start, device, spares)
-        with ThreadPoolExecutor(1) as beside:  # reading a tokenizer takes half a second, and lets others run
-            processor = beside.submit(Processor.from_folder, Path(start.folder))
+        with ThreadPoolExecutor(1) as reader:  # reading a tokenizer takes half a second and releases the GIL
+            processor = reader.submit(Processor.from_folder, Path(start.folder))
             import_packages()
-        gc.freeze()  # hundreds of thousands of objects of packages, which captures need not look through
+        gc.freeze()  # packages have hundreds of thousands of objects, which collections before captures need not scan
         built = _build(start, processor.result(), tell, die, compiling)
         if compiling is not None:
             compiling.note_started()
         engine = built.engine
         gc.collect()
-        gc.freeze()  # permanent objects need not be scanned again while requests run
+        gc.freeze()  # permanent objects need not be scanned while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
         facts = gpu_bytes_in_use(), built.tensor_parallel, engine.composer.has_head
@@ -338,7 +338,7 @@ def _build(
 
 
 def gpu_bytes_in_use() -> int:
-    """Bytes in use on the whole device by anyone, including what the allocator, graphs and libraries hold."""
+    """Bytes in use on the device by all processes, including what allocators, graphs and libraries hold."""
     if not torch.cuda.is_initialized():
         return 0
     free, total = torch.cuda.mem_get_info()
@@ -346,8 +346,7 @@ def gpu_bytes_in_use() -> int:
 
 
 def gpu_bytes_reserved() -> int:
-    """Bytes that torch's allocator holds in this process, graphs and their pools included. No other process changes
-    it."""
+    """Bytes that torch's allocator holds in this process, including graph pools; other processes do not affect it."""
     return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
 
 

@@ -1,5 +1,5 @@
-"""The engine process before its imports: `python -m saccade.execution.worker_start FOLDER`, started only by
-`saccade.client.spare`. What runs beside those imports is started here; then the process is `worker`."""
+"""Entry point of the engine process: `python -m saccade.execution.worker_start FOLDER`, started only by
+`saccade.client.spare`. It starts the spare compile processes before the slow imports, then hands over to `worker`."""
 
 import gc
 import importlib
@@ -14,7 +14,7 @@ def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
     spares = SpareCompilers()
-    gc.disable()  # imports leave next to no garbage, and looking for it takes a tenth of their time
+    gc.disable()  # imports leave hardly any garbage, and collecting takes a tenth of their time
     worker = importlib.import_module("saccade.execution.worker")
     gc.enable()
     code: int = worker.main(folder, spares)

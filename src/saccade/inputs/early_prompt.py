@@ -8,8 +8,8 @@ from types import TracebackType
 import numpy as np
 
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.images import digest_file, digest_pixels
 from saccade.inputs.measuring import Sized
+from saccade.inputs.media.images import digest_file, digest_pixels
 from saccade.inputs.placeholders import Media, Prompt
 
 NO_PIXELS = np.zeros((0, 0, 3), dtype=np.uint8)

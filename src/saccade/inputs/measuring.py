@@ -6,18 +6,17 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import MediaRef
-from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
+from saccade.inputs.media.images import PIXEL_BYTES, SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
+from saccade.inputs.media.videos import measure_frames
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
-from saccade.inputs.special_tokens import Segment
-from saccade.inputs.tokenizer import Tokenizer
-from saccade.inputs.videos import measure_frames
+from saccade.inputs.text.chat_messages import MediaRef
+from saccade.inputs.text.special_tokens import Segment
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be given
 LONG_TEXT_CHARS = 64 * 1024
 ENCODE_BYTES = 128  # per character, while a text is encoded
-PIXEL_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)

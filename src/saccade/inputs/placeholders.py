@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import (
@@ -24,7 +23,8 @@ from saccade.inputs.positions import (
     rope_delta,
     text_positions,
 )
-from saccade.inputs.special_tokens import Segment
+from saccade.inputs.text.chat_messages import MediaKind
+from saccade.inputs.text.special_tokens import Segment
 
 
 @dataclass(frozen=True, slots=True)

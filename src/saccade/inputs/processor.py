@@ -15,11 +15,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.chat_messages import ROLES, MediaKind, MediaRef
-from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.early_prompt import EarlyPrompt
-from saccade.inputs.generation import named_ends
-from saccade.inputs.images import ImageLimits, Pixels, decode_image
 from saccade.inputs.measuring import (
     Sized,
     check_messages,
@@ -29,7 +25,9 @@ from saccade.inputs.measuring import (
     needed_bytes,
     size_media,
 )
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.images import ImageLimits, Pixels, decode_image
+from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.media.videos import load_video
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
     read_image_settings,
@@ -48,7 +46,11 @@ from saccade.inputs.placeholders import (
 )
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
-from saccade.inputs.rank_prompts import (
+from saccade.inputs.sizing import at_detail, read_details
+from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
+from saccade.inputs.text.chat_template import ChatTemplate, Rendered, read_template
+from saccade.inputs.text.generation import named_ends
+from saccade.inputs.text.rank_prompts import (
     NO_THINKING,
     PUBLISHED_TEMPLATE,
     RANKING_ROLES,
@@ -56,10 +58,8 @@ from saccade.inputs.rank_prompts import (
     has_ranking_roles,
     rank_messages,
 )
-from saccade.inputs.sizing import at_detail, read_details
-from saccade.inputs.special_tokens import Segment, plain_segments, special_pattern
-from saccade.inputs.tokenizer import Tokenizer
-from saccade.inputs.videos import load_video
+from saccade.inputs.text.special_tokens import Segment, plain_segments, special_pattern
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_TOKEN_ID = 2**31 - 1

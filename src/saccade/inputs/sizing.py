@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import media_parts
+from saccade.inputs.text.chat_messages import media_parts
 from saccade.models.media import ImageSettings
 
 KWARGS = "mm_processor_kwargs"

@@ -98,6 +98,20 @@ def varlen_kernel(
     tl.store(o_rows + columns[None, :], out.to(o_ptr.dtype.element_ty), mask=q_mask)
 
 
+@triton.jit
+def _key_range(ends, first_position, split, SPLITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The keys that a program visits: all that any of its queries sees, or an equal share of them with SPLITS > 1."""
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    end = tl.max(ends, axis=0)
+    if SPLITS > 1:
+        stretch = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N), SPLITS) * BLOCK_N
+        begin += split * stretch
+        end = tl.minimum(end, begin + stretch)
+    return begin, end
+
+
 @triton.jit(do_not_specialize=("num_rows", "table_stride"))
 def paged_kernel(
     q_ptr,
@@ -165,14 +179,8 @@ def paged_kernel(
     if HAS_LIMITS:
         ends = tl.maximum(ends, tl.load(limits_ptr + rows, mask=is_query, other=0))
     ends = tl.where(is_query, tl.minimum(ends, num_keys), 0)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(num_keys - num_queries + first // SHARE - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    end = tl.max(ends, axis=0)
-    if SPLITS > 1:
-        stretch = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N), SPLITS) * BLOCK_N
-        begin += split * stretch
-        end = tl.minimum(end, begin + stretch)
+    first_position = num_keys - num_queries + first // SHARE
+    begin, end = _key_range(ends, first_position, split, SPLITS, WINDOW, BLOCK_N)
     acc = tl.zeros([BLOCK_M, D_BLOCK], dtype=tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     mass = tl.zeros([BLOCK_M], dtype=tl.float32)

@@ -137,6 +137,27 @@ def _norm_rotary_heads(
 
 
 @triton.jit
+def _store_finite_heads(
+    x_ptr,
+    x_head_stride,
+    y_ptr,
+    y_head_stride,
+    first_head,
+    num_heads,
+    D: tl.constexpr,
+    HEADS: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+):
+    """Copies a tile of heads of one row. NaN and inf become 0, as in the oracle."""
+    heads = (first_head + tl.arange(0, HEADS))[:, None]
+    columns = tl.arange(0, D_BLOCK)[None, :]
+    inside = (heads < num_heads) & (columns < D)
+    x = tl.load(x_ptr + heads * x_head_stride + columns, mask=inside, other=0.0)
+    x = tl.where(x - x == 0, x, 0.0)
+    tl.store(y_ptr + heads * y_head_stride + columns, x.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def rotary_kernel(
     q_ptr,
     k_ptr,
@@ -203,10 +224,8 @@ def rotary_kernel(
             D, W, K_NORM, HEADS, HALF_BLOCK, REST_BLOCK,
         )  # fmt: skip
     else:
-        heads = ((tile - q_tiles - kv_tiles) * HEADS + tl.arange(0, HEADS))[:, None]
-        columns = tl.arange(0, D_BLOCK)[None, :]
-        inside = (heads < num_kv_heads) & (columns < D)
-        v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=inside, other=0.0)
-        v = tl.where(v - v == 0, v, 0.0)  # NaN and inf become 0, see the oracle
-        target = v_out_ptr + block * v_block_stride + place * v_slot_stride + heads * v_out_head_stride
-        tl.store(target + columns, v.to(v_out_ptr.dtype.element_ty), mask=inside)
+        _store_finite_heads(
+            v_ptr + row * v_row_stride, v_head_stride,
+            v_out_ptr + block * v_block_stride + place * v_slot_stride, v_out_head_stride,
+            (tile - q_tiles - kv_tiles) * HEADS, num_kv_heads, D, HEADS, D_BLOCK,
+        )  # fmt: skip

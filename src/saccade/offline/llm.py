@@ -15,10 +15,10 @@ from saccade.client.output import RequestOutput, RequestOutputs
 from saccade.errors import CapacityError, ConfigError, SaccadeError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.rank_prompts import find_answers, score_of
+from saccade.inputs.text.embedding import EmbeddingSettings
+from saccade.inputs.text.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_model
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.offline.llm_pooling import (
@@ -51,14 +51,14 @@ class _Batch:
 
 
 class LLM:
-    """Generates in batches. Command-line flags are keywords here: `LLM(model, max_model_len=4096)`. Close it, or use it
-    as a context manager, to free its memory."""
+    """Generates in batches. Takes the command line's flags as keywords: `LLM(model, max_model_len=4096)`. Close it, or
+    use it as a context manager, to free its memory."""
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         own = {each.name for each in fields(EngineSettings)}
         known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
-            raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known settings are {', '.join(sorted(known))}")
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)
@@ -81,7 +81,7 @@ class LLM:
 
     @property
     def executor(self) -> DeviceExecutor:
-        """Passes and graphs, for code that runs them without requests."""
+        """For code that runs passes and graphs without requests."""
         return self._open.executor
 
     @property
@@ -91,7 +91,7 @@ class LLM:
         return self._built
 
     def close(self) -> None:
-        """Free the device. A closed LLM cannot be used again."""
+        """Frees the device. A closed LLM cannot be used again."""
         if self._built is not None:
             self._built.close()
         self._built = None
@@ -103,9 +103,9 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to prompts, in order. A prompt is text, token ids (also numpy's and torch's), or {"prompt": text,
-        "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders; [{"image": ...},
-        {"video": ...}, {"image": ...}] gives them in order."""
+        """Answers prompts, in order. A prompt is text, token ids (a list, or an array of numpy or torch), or {"prompt":
+        text, "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders. A list such
+        as [{"image": ...}, {"video": ...}, {"image": ...}] gives media in order."""
         found = [read_prompt(prompt, self.processor) for prompt in list_prompts(prompts)]
         return self._run(found, sampling_params, progress)
 
@@ -117,8 +117,8 @@ class LLM:
         progress: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data
-        URLs, images also PIL images or arrays, videos also lists of frames."""
+        """Answers one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data URLs.
+        Images may also be PIL images or arrays, and videos lists of frames."""
         found = [read_talk(talk, self.processor, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
@@ -132,8 +132,8 @@ class LLM:
         progress: bool = True,
         **template: Any,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
-        """Vectors of prompts (as of `generate`) or of conversations (as of `chat`), in order: the last hidden state or
-        the mean of all, cut to `dimensions`, of length 1."""
+        """Vectors of prompts (see `generate`) or conversations (see `chat`), in order: the last hidden state or the
+        mean of all, cut to `dimensions`, and scaled to length 1 if `normalize`."""
         settings = self._embedding
         settings.check_dimensions(dimensions)
         params = SamplingParams(max_tokens=0, pooling=pooling or settings.pooling)
@@ -146,8 +146,8 @@ class LLM:
     def score(
         self, text_1: Any, text_2: Any, *, instruction: str | None = None, progress: bool = True
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """How well documents (`text_2`) fit a query, or one each: the probability that the model says yes and not no.
-        Each is text, or an object with `text`, `image` and `video`."""
+        """How well documents (`text_2`) fit one query, or one query each (`text_1`): the probability that the model
+        says yes rather than no. Each is text, or an object with `text`, `image` and `video`."""
         answers = find_answers(self.processor.tokenizer)
         params = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=answers)
         pairs = read_pairs(text_1, text_2)
@@ -163,13 +163,13 @@ class LLM:
         instruction: str | None = None,
         progress: bool = True,
     ) -> list[RankedDocument]:
-        """Documents by how well they fit a query, the best first."""
+        """Ranks documents by how well they fit a query, best first."""
         found = self.score(query, list(documents), instruction=instruction, progress=progress)
         ranked = [RankedDocument(i, one.outputs.score) for i, one in enumerate(found)]
         return sorted(ranked, key=lambda one: (-one.relevance_score, one.index))[:top_n]
 
     def get_metrics(self) -> list[Metric]:
-        """Requests, tokens, caches and graphs since the model was loaded, as in a server's /metrics."""
+        """Metrics of requests, tokens, caches and graphs since the model was loaded, as in a server's /metrics."""
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
@@ -219,13 +219,13 @@ class LLM:
         return found
 
     def _improve(self) -> None:
-        """Capture graphs of frequent layouts, as an idle server does; only a few, since the caller waits."""
+        """Captures graphs of frequent layouts, as an idle server does, but only a few because the caller waits."""
         for _ in range(MAX_IMPROVEMENTS):
             if self.engine.idle.can_capture and (error := self.engine.idle.capture_next()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:
-        """Check some of the recorded replays: nothing checks them between calls."""
+        """Checks some of the recorded replays, because nothing checks them between calls."""
         for _ in range(MAX_CHECKS):
             found = self.engine.idle.check() if self.engine.idle.can_check else None
             if found is not None:
@@ -239,7 +239,7 @@ class LLM:
                 self._ends[str(output.finish_reason)] += 1
 
     def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
-        """If the queue is full of this call's own requests, run those first."""
+        """Adds a request. While the queue is full of this call's own requests, runs those."""
         while True:
             try:
                 self._add(prompt, params, batch)

@@ -1,5 +1,5 @@
-"""Converts what callers of `LLM` pass into what a processor takes. They may read files, so strings can name files here.
-The server never uses this module: request text opens no file."""
+"""Converts what callers of `LLM` pass into what a processor takes. Here strings may name files, because callers can
+read them anyway. The server never uses this module, so no text of a request opens a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,25 +16,25 @@ import torch
 from PIL import Image
 
 from saccade.errors import RequestError
-from saccade.inputs.chat_messages import find_sources, with_sources
+from saccade.inputs.media.videos import Video
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.videos import Video
+from saccade.inputs.text.chat_messages import find_sources, with_sources
 from saccade.wire.sampling_params import SamplingParams
 
-MAX_SHOWN = 80  # characters shown of what is not a file
+MAX_SHOWN = 80  # characters of a missing file's name
 
 
 def list_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping) or _is_ids(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise _no_prompt(prompts)
+        raise _not_a_prompt(prompts)
     return list(prompts)
 
 
 def list_talks(messages: Any) -> list[Any]:
-    """A call's conversations, of which there may be one; files they name become paths."""
+    """Lists the conversations of a call, which may be a single one. Files that they name become paths."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         message = f"a conversation is a list of messages; got a {type(messages).__name__}"
         raise RequestError(message, param="messages")
@@ -43,7 +43,7 @@ def list_talks(messages: Any) -> list[Any]:
 
 
 def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt; a single one applies to all."""
+    """Sampling parameters of each prompt. A single one applies to all."""
     chosen = [SamplingParams() if params is None else params] * num_prompts
     if isinstance(params, Sequence):
         chosen = list(params)
@@ -51,18 +51,18 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
         message = f"sampling_params must be SamplingParams; got a {type(wrong).__name__}"
         raise RequestError(message, param="sampling_params")
     if len(chosen) != num_prompts:
-        raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or one")
+        raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or just one")
     return chosen
 
 
 def read_prompt(prompt: Any, processor: Processor) -> Prompt:
-    """One prompt: text, token ids, or a mapping with either and, for text, the media of its placeholders."""
+    """Reads text, token ids, or a mapping with either and, for text, the media of its placeholders."""
     if isinstance(prompt, str):
         return processor.text(prompt)
     if _is_ids(prompt):
         return processor.tokens(_ids(prompt))
     if not isinstance(prompt, Mapping):
-        raise _no_prompt(prompt)
+        raise _not_a_prompt(prompt)
     given = prompt.get("multi_modal_data")
     if "prompt_token_ids" in prompt:
         if given:
@@ -70,22 +70,22 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
         return processor.tokens(_ids(prompt["prompt_token_ids"]))
     text = prompt.get("prompt")
     if not isinstance(text, str):
-        raise RequestError("a prompt that is a mapping has text under prompt, or prompt_token_ids", param="prompt")
+        raise RequestError("a prompt given as a mapping needs text in prompt, or prompt_token_ids", param="prompt")
     media = _list_media(given, text, processor) if given is not None else []
-    opened = [(kind, _opened(source)) for kind, source in media]
+    opened = [(kind, _with_path(source)) for kind, source in media]
     with _naming_files({f"media[{i}]": source for i, (_, source) in enumerate(opened)}):
         return processor.text(text, media=opened)
 
 
 def read_talk(talk: Any, processor: Processor, **template: Any) -> Prompt:
-    """One conversation, whose files are paths. An error names the file that it is about."""
+    """Reads a conversation whose files are paths. Errors name the file."""
     with _naming_files({ref.param: ref.source for _, _, ref in find_sources(talk)}):
         return processor.chat(talk, **template)
 
 
 @contextmanager
 def _naming_files(sources: Mapping[str, Any]) -> Iterator[None]:
-    """Whoever calls `LLM` named the files; only texts for clients of a server must be silent about them."""
+    """Names the file in errors. Unlike a server's clients, callers of `LLM` may see file names."""
     try:
         yield
     except RequestError as error:
@@ -96,7 +96,7 @@ def _naming_files(sources: Mapping[str, Any]) -> Iterator[None]:
 
 def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, Any]]:
     """Kinds and sources in the order of the prompt's placeholders. A mapping such as {"image": [...], "video": [...]}
-    orders each kind only; the placeholders decide how kinds interleave."""
+    only orders each kind; the placeholders decide how the kinds interleave."""
     if isinstance(given, Mapping):
         by_kind = {kind: _items(kind, items) for kind, items in given.items()}
         kinds = [kind for kind, items in by_kind.items() for _ in items]
@@ -114,7 +114,7 @@ def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, 
 
 
 def _items(kind: Any, items: Any) -> list[Any]:
-    """A kind's images or videos. A plain list of frames is one video."""
+    """Lists a kind's images or videos. A plain list of frames is one video."""
     if not isinstance(items, list | tuple):
         return [] if items is None else [items]
     return [items] if kind == "video" and items and all(map(_is_frame, items)) else list(items)
@@ -132,18 +132,18 @@ def _pair(item: Any) -> tuple[str, Any] | None:
 
 
 def with_files(messages: Any) -> Any:
-    """Messages whose media that are named by a file are paths."""
+    """Messages in which media given as file names become paths."""
     found = find_sources(messages)
-    return with_sources(messages, found, [_opened(ref.source) for _, _, ref in found])
+    return with_sources(messages, found, [_with_path(ref.source) for _, _, ref in found])
 
 
-def _opened(source: Any) -> Any:
+def _with_path(source: Any) -> Any:
     if isinstance(source, str):
         return source if source[:5].lower() == "data:" else _file(source)
     if isinstance(source, list | tuple):
-        return [_opened(frame) for frame in source]
+        return [_with_path(frame) for frame in source]
     if isinstance(source, Video):
-        return replace(source, frames=_opened(source.frames))
+        return replace(source, frames=_with_path(source.frames))
     return source
 
 
@@ -152,12 +152,12 @@ def _file(text: str) -> Path:
     path = Path(url2pathname(urlsplit(text).path)) if is_url else Path(text).expanduser()
     try:
         is_there = path.is_file()
-    except (OSError, ValueError):  # name too long, or with a zero byte
+    except (OSError, ValueError):  # the name is too long, or has a zero byte
         is_there = False
     if not is_there:
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         raise RequestError(
-            f"{shown!r} is neither a file that is there nor a data URL; remote media must be downloaded first",
+            f"{shown!r} is neither an existing file nor a data URL; remote media must be downloaded first",
             param="multi_modal_data",
             code="media_not_found",
         )
@@ -175,5 +175,5 @@ def _ids(tokens: Any) -> Any:
     return tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
 
 
-def _no_prompt(met: Any) -> RequestError:
-    return RequestError(f"a prompt is text, token ids or a mapping; got a {type(met).__name__}", param="prompt")
+def _not_a_prompt(found: Any) -> RequestError:
+    return RequestError(f"a prompt is text, token ids or a mapping; got a {type(found).__name__}", param="prompt")

@@ -1,4 +1,4 @@
-"""What `LLM.embed`, `LLM.score` and `LLM.rerank` return, shaped like vLLM's, and how their inputs are read."""
+"""Inputs of `LLM.embed`, `LLM.score` and `LLM.rerank`, and their results, which are shaped like vLLM's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.rank_prompts import Content, read_content
+from saccade.inputs.text.rank_prompts import Content, read_content
 from saccade.offline.llm_inputs import list_prompts, list_talks, read_prompt, with_files
 
 T = TypeVar("T")
@@ -37,17 +37,17 @@ class RankedDocument:
 
 
 def read_embedded(prompts: Any, processor: Processor, **template: Any) -> list[Prompt]:
-    """Prompts as of `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
+    """Reads prompts like `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
     if _is_talk(prompts) or (_is_list(prompts) and len(prompts) > 0 and all(map(_is_talk, prompts))):
         return [processor.chat(talk, **{"add_generation_prompt": False} | template) for talk in list_talks(prompts)]
     return [_ended(prompt, read_prompt(prompt, processor), processor) for prompt in list_prompts(prompts)]
 
 
 def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
-    """One text against each of several, or as many against each other."""
+    """Pairs one text with each of several, or equally many texts one by one."""
     firsts, seconds = _contents(first, "text_1"), _contents(second, "text_2")
     if len(firsts) not in (1, len(seconds)):
-        message = f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; give one, or as many"
+        message = f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; give one text_1, or as many as text_2"
         raise RequestError(message, param="text_1")
     return list(zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
 

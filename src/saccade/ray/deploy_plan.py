@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from saccade import bundled
 from saccade.errors import ConfigError
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.ray.deploy_settings import DeploySettings
 from saccade.routing import room_of
 from saccade.server.lifecycle import Launch

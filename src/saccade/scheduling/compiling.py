@@ -10,7 +10,7 @@ from saccade.wire.grammar import Grammar, broken, parser_limits, to_llguidance
 
 
 class Vocabulary(Protocol):
-    """What is needed of a tokenizer; `saccade.inputs.tokenizer.Tokenizer` fits."""
+    """What is needed of a tokenizer; `saccade.inputs.text.tokenizer.Tokenizer` fits."""
 
     special_ids: frozenset[int]
 

@@ -11,9 +11,9 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Capacity
 from saccade.config import Tier
 from saccade.errors import GraphError
-from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.models.media import ImageSettings
 from saccade.models.model_spec import VisionSpec
 from saccade.scheduling import arrays

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Decision, GraphKey
-from saccade.inputs.chat_messages import MediaKind
+from saccade.inputs.text.chat_messages import MediaKind
 
 Array = NDArray[Any]
 Arrays = dict[str, NDArray[Any]]

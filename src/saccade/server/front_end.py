@@ -22,7 +22,7 @@ from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
-from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http.http11 import BoundedProtocol
 from saccade.server.http.tls import TlsFiles

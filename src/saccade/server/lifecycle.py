@@ -14,12 +14,12 @@ from saccade.client.replicas import Replicas, StartOne, devices_of
 from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
 from saccade.errors import SaccadeError
-from saccade.inputs.embedding import EmbeddingSettings
-from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media_loader import MediaSettings
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.media_loader import MediaSettings
+from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.processor import Processor
-from saccade.inputs.template_trial import try_template
+from saccade.inputs.text.embedding import EmbeddingSettings
+from saccade.inputs.text.generation import GenerationDefaults
+from saccade.inputs.text.template_trial import try_template
 from saccade.models.folder import find_model
 from saccade.routing import make_policy, room_of
 from saccade.server.server_settings import ServerSettings

@@ -11,10 +11,10 @@ from time import monotonic, time
 from saccade import __version__
 from saccade.client.served import ServedEngine
 from saccade.errors import EngineDeadError
-from saccade.inputs.embedding import EmbeddingSettings
-from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media_loader import MediaLoader, MediaSettings
-from saccade.inputs.media_pool import MediaPool
+from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
+from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.text.embedding import EmbeddingSettings
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.figures.metrics import Metrics
 from saccade.server.figures.recent_load import RecentLoad
 from saccade.server.figures.telemetry import new_telemetry

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field, msgpack
 
-from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
+from saccade.inputs.text.chat_messages import MediaKind
 from saccade.wire.engine_metrics import JobStats, SchedulerStats, new_step_tokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.histogram import Histogram

@@ -12,7 +12,7 @@ from saccade.bench.soak.soak_gpu import gpu_bytes_of
 
 PROC = Path("/proc")
 # They decode media and try grammars.
-JOB_MODULES = (b"saccade.inputs.media_process", b"saccade.scheduling.trial_process")
+JOB_MODULES = (b"saccade.inputs.media.media_process", b"saccade.scheduling.trial_process")
 # What the parent of a job process holds for it; such processes come and go.
 JOB_FILES, JOB_SOCKETS = 2, 1
 SERVER, ENGINE, JOBS = "RSS, server", "RSS, engine", "RSS, job processes"

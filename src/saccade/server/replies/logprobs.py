@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from saccade.client.output import Logprob, Logprobs
-from saccade.inputs.detokenizer import Detokenizer
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.detokenizer import Detokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # JSON has no infinity
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.server.http.events import CHUNKS, StreamFormat, event_stream
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.answer import Answer

@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import MediaRef, find_sources
-from saccade.inputs.media_loader import Hold
+from saccade.inputs.media.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
+from saccade.inputs.text.chat_messages import MediaRef, find_sources
 from saccade.server.http.body_scan import Body
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import joined, size_without_urls

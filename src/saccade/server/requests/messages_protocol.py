@@ -1,5 +1,5 @@
 """Request models of Anthropic's Messages API. Messages are checked elsewhere: `messages_request` reads their blocks,
-and `inputs.chat_messages` checks the result."""
+and `inputs.text.chat_messages` checks the result."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

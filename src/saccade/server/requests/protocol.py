@@ -2,7 +2,7 @@
 
 Unknown fields are ignored, as in every server of this API. Fields that would change the answer but are not supported
 are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that large
-images are neither copied nor matched; `inputs.chat_messages` checks them.
+images are neither copied nor matched; `inputs.text.chat_messages` checks them.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from saccade.errors import RequestError
-from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.requests.protocol import (
     ChatRequest,
     CompletionRequest,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import find_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
+from saccade.inputs.text.chat_messages import find_sources
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.logprobs import chat_entries
 from saccade.server.replies.reply import OpenAIReply, ReplyChoice

@@ -13,8 +13,8 @@ from saccade.client.output import Logprob, Logprobs
 from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import read_messages
 from saccade.inputs.placeholders import Prompt
+from saccade.inputs.text.chat_messages import read_messages
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.logprobs import likeliest, number, token_text
 from saccade.server.replies.reply import Reply

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import find_sources
-from saccade.inputs.media_loader import Hold
+from saccade.inputs.media.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.rank_prompts import Content, find_answers, plain_text, read_content, score_of
 from saccade.inputs.sizing import read_sizing
+from saccade.inputs.text.chat_messages import find_sources
+from saccade.inputs.text.rank_prompts import Content, find_answers, plain_text, read_content, score_of
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.pooling_reply import VectorReply
 from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading

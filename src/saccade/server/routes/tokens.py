@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.chat_messages import find_sources
 from saccade.inputs.placeholders import Prompt
+from saccade.inputs.text.chat_messages import find_sources
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import json_reply
 from saccade.server.replies.logprobs import token_text

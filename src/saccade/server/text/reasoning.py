@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.errors import RequestError
-from saccade.inputs.markers import split_undecided
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.markers import split_undecided
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.grammar import Grammar, json_rule
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
-from saccade.inputs.markers import split_undecided
+from saccade.inputs.text.markers import split_undecided
 from saccade.server.text.call_text import (
     CLOSE,
     MAX_HEAD_CHARS,

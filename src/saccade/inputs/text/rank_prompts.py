@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 
 Content = str | list[Any]  # text, or parts as in a message
 

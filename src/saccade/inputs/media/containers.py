@@ -18,9 +18,9 @@ from PIL import GifImagePlugin, WebPImagePlugin
 
 from saccade.errors import RequestError, SaccadeError
 from saccade.inputs.allowance import ANYTHING, Allowance, StopWorkError
-from saccade.inputs.animations import measure_animation
-from saccade.inputs.headers import Header, read_header
-from saccade.inputs.images import (
+from saccade.inputs.media.animations import measure_animation
+from saccade.inputs.media.headers import Header, read_header
+from saccade.inputs.media.images import (
     SCRATCH_BYTES,
     ImageLimits,
     NewPixels,
@@ -29,7 +29,7 @@ from saccade.inputs.images import (
     load_image,
     new_pixels,
 )
-from saccade.inputs.jpeg import count_visits, read_frame
+from saccade.inputs.media.jpeg import count_visits, read_frame
 
 MAX_DECODED_FRAMES = 100_000
 FRAME_BYTES = 6  # per pixel: the frames, and the array they are stacked into

@@ -1,5 +1,6 @@
-"""A process that decodes media for a `MediaPool`: `python -m saccade.inputs.media_process SOCKET`. It imports neither
-torch nor a tokenizer, so it starts in a third of a second and takes some 40 MB."""
+"""A process that decodes media for a `MediaPool`: `python -m saccade.inputs.media.media_process SOCKET`.
+
+It imports neither torch nor a tokenizer, so it starts in a third of a second and takes some 40 MB."""
 
 import sys
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from typing import Any
 import msgspec
 
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.images import ImageLimits, decode_image, measure_image
-from saccade.inputs.videos import Video, load_video
+from saccade.inputs.media.images import ImageLimits, decode_image, measure_image
+from saccade.inputs.media.videos import Video, load_video
 from saccade.jobs.job_process import Desk, main
 
 

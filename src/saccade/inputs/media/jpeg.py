@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from saccade.errors import RequestError
-from saccade.inputs.headers import START_OF_FRAME
+from saccade.inputs.media.headers import START_OF_FRAME
 
 MAX_SEGMENTS = 1000  # a colour profile of 16 MB has 255
 MAX_SCANS = 500

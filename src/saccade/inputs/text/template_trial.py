@@ -10,7 +10,7 @@ from typing import Any
 
 from saccade.config import worker_environment
 from saccade.errors import ConfigError
-from saccade.inputs.chat_template import ChatTemplate, read_template
+from saccade.inputs.text.chat_template import ChatTemplate, read_template
 
 MAX_BYTES = 256 * 2**20
 MAX_CPU_S, MAX_WALL_S = 10, 120
@@ -33,7 +33,7 @@ def try_template(folder: Path, file: str = "") -> None:
     source = read_template(folder, file)
     if source is None:
         return
-    command = (sys.executable, "-P", "-m", "saccade.inputs.template_trial")
+    command = (sys.executable, "-P", "-m", "saccade.inputs.text.template_trial")
     try:
         done = subprocess.run(
             command,

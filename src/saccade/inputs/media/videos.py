@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.containers import FRAME_BYTES, decode_video, invalid_video
-from saccade.inputs.images import (
+from saccade.inputs.media.containers import FRAME_BYTES, decode_video, invalid_video
+from saccade.inputs.media.images import (
     SCRATCH_BYTES,
     ImageLimits,
     ImageSource,

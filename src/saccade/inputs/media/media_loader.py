@@ -17,10 +17,10 @@ from urllib.parse import unquote_to_bytes
 
 from saccade.config import setting
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.chat_messages import MediaKind, MediaRef, find_sources, with_sources
-from saccade.inputs.fetch import Fetcher, FetchPolicy, read_domains, too_large
-from saccade.inputs.images import ImageLimits, read_data_url
-from saccade.inputs.videos import check_frames
+from saccade.inputs.media.fetch import Fetcher, FetchPolicy, read_domains, too_large
+from saccade.inputs.media.images import ImageLimits, read_data_url
+from saccade.inputs.media.videos import check_frames
+from saccade.inputs.text.chat_messages import MediaKind, MediaRef, find_sources, with_sources
 
 Hold = Callable[[int], None]
 

@@ -25,14 +25,15 @@ import simplejpeg
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from saccade.errors import RequestError
-from saccade.inputs.headers import Format, Header, read_header
-from saccade.inputs.jpeg import count_visits, is_plain
+from saccade.inputs.media.headers import Format, Header, read_header
+from saccade.inputs.media.jpeg import count_visits, is_plain
 
 Pixels = npt.NDArray[np.uint8]
 NewPixels = Callable[[tuple[int, ...]], Pixels]
 ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
 
 BAND_PIXELS = 2 * 2**20
+PIXEL_BYTES = 3
 SCRATCH_BYTES = 8  # per pixel, beside the result, while decoding: what a decoder fills, and a rotated copy
 _ORIENTATION = 0x0112
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})

@@ -16,8 +16,8 @@ import tokenizers
 
 from saccade.errors import ConfigError, PanicError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
-from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
-from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern, template_tags
+from saccade.inputs.text.detokenizer import Detokenizer, TokenDecoder
+from saccade.inputs.text.special_tokens import Segment, check_unicode, special_pattern, template_tags
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # Even a vocabulary of short tokens swallows blanks next to some of them, or merges unknown characters into one.

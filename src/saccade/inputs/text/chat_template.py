@@ -17,9 +17,9 @@ from typing import Any
 import minijinja
 
 from saccade.errors import ConfigError, RequestError, contained
-from saccade.inputs.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
-from saccade.inputs.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
+from saccade.inputs.text.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
+from saccade.inputs.text.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
 
 # Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
 FUEL = 5_000_000

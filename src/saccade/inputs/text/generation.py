@@ -6,7 +6,7 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.inputs.checkpoint_files import read_json, read_optional_json
-from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.text.tokenizer import Tokenizer
 
 MAX_NUMBER = 2**31
 

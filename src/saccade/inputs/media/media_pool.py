@@ -14,18 +14,25 @@ import msgspec
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.animations import measure_animation
-from saccade.inputs.containers import MAX_DECODE_S
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, Pixels, decode_image, read_data_url
-from saccade.inputs.jpeg import is_cheap
-from saccade.inputs.measuring import PIXEL_BYTES
-from saccade.inputs.media_process import MediaJob, MediaResult
-from saccade.inputs.videos import Video, load_video
+from saccade.inputs.media.animations import measure_animation
+from saccade.inputs.media.containers import MAX_DECODE_S
+from saccade.inputs.media.headers import read_header
+from saccade.inputs.media.images import (
+    PIXEL_BYTES,
+    SCRATCH_BYTES,
+    ImageLimits,
+    MeasuredImage,
+    Pixels,
+    decode_image,
+    read_data_url,
+)
+from saccade.inputs.media.jpeg import is_cheap
+from saccade.inputs.media.media_process import MediaJob, MediaResult
+from saccade.inputs.media.videos import Video, load_video
 from saccade.jobs.pool import Pool, PoolClosedError
 from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
 
-MODULE = "saccade.inputs.media_process"
+MODULE = "saccade.inputs.media.media_process"
 MAX_PROCESSES = 8
 BASE_BYTES = 384 * 2**20  # address space of libraries and decoders, beside what grows with the pixels
 IMAGE_CPU_S, VIDEO_CPU_S = 3.0, 1.5 * MAX_DECODE_S

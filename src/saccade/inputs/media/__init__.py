@@ -1,0 +1,1 @@
+"""Images and videos: fetched, checked by their headers, and decoded in processes that can be killed."""

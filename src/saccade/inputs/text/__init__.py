@@ -1,0 +1,1 @@
+"""Text: messages, chat templates, tokens and back, prompts of rerankers and embeddings."""
