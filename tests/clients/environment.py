@@ -1,6 +1,6 @@
-"""Environments of their own for clients: made once from a file of pinned packages, and kept in the user's cache.
+"""Separate environments for clients, made once from a file of pinned packages and kept in the user's cache.
 
-`make clients` makes them before they are needed, also while the packages of the tests are still being installed.
+`make clients` makes them ahead of time, even while the packages of the tests are still being installed.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.kept_files import CACHE, make_once
 
 INSTALL_TIMEOUT_S = 900
-# Clients that import torch: beside a few packages of their own they have those that the tests run with.
+# Clients that import torch use the packages of the tests, on top of a few of their own.
 SHARING = ("guidellm",)
 OPTIONS = ("--quiet", "--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check")
 
@@ -25,8 +25,8 @@ class CannotInstallError(Exception):
 
 
 def interpreter_for(requirements: Path) -> Path:
-    """The Python of an environment that has exactly these packages, and behind them those of the tests where a client
-    is one of SHARING. Raises CannotInstallError with pip's reason."""
+    """The Python of an environment with exactly these packages; those of SHARING fall back on the packages of the
+    tests. Raises CannotInstallError with pip's reason."""
     ours = sysconfig.get_path("purelib") if requirements.stem in SHARING else ""
     key = hashlib.sha256(requirements.read_bytes() + sys.version.encode() + ours.encode()).hexdigest()[:16]
     note = make_once(
@@ -36,7 +36,7 @@ def interpreter_for(requirements: Path) -> Path:
 
 
 def _make(note: Path, requirements: Path, ours: str) -> None:
-    """Writes down where the environment is once it is complete."""
+    """Makes an environment, and writes its path to `note` once it is complete."""
     folder = note.with_name(f"{note.name.partition('.')[0]}-{os.getpid()}")
     venv.create(folder, with_pip=False, symlinks=True)
     if ours:

@@ -12,7 +12,7 @@ from tests.clients.pictures import MODEL
 CHECKPOINT = Path(__file__).parents[2] / "src" / "saccade" / "bundled" / "checkpoint"
 RUN_TIMEOUT_S = 600
 NUM_REQUESTS, NUM_OUTPUT_TOKENS = 4, 8
-NUM_IMAGE_TOKENS = 36  # of 64x64 pixels, as the server tells them
+NUM_IMAGE_TOKENS = 36  # of a 64x64 image, as the server reports them
 WORDS = (
     *("run", "--disable-console", "--tokenizer", f"kind=huggingface_auto,model={CHECKPOINT}"),
     *("--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={NUM_REQUESTS}"),

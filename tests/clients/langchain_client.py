@@ -58,7 +58,7 @@ def check_json_schema(url: str) -> None:
 
 
 def check_forced_call(url: str) -> None:
-    """It has to end by itself: no limit is given."""
+    """Without a length limit, so the call must end by itself."""
     model = _chat(url).bind_tools([report], tool_choice="report")
     reply = model.invoke(_message("digit", DIGIT))
     [call] = reply.tool_calls

@@ -1,4 +1,4 @@
-"""What clients are asked, and what is right. Plain Python: the clients' own environments run this."""
+"""Questions for clients, and their answers. Plain Python, because the clients' own environments run it."""
 
 import base64
 from pathlib import Path
@@ -10,7 +10,7 @@ DIGIT = "What digit is this?"  # 7
 CIRCLES = "How many circles are there?"  # 2
 HEART = "What color is the heart?"  # purple
 
-# In JSON the bundled model knows a digit that is text; at a number it guesses.
+# In JSON the bundled model knows a digit as text; as a number it guesses.
 WrittenDigit = Literal["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
 
@@ -19,6 +19,6 @@ def data_url(name: str) -> str:
 
 
 def asked(name: str, question: str) -> list[dict[str, object]]:
-    """A user's message about a picture, as OpenAI's API has it."""
+    """A user's message about a picture, in OpenAI's format."""
     image = {"type": "image_url", "image_url": {"url": data_url(name)}}
     return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]

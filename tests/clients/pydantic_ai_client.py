@@ -43,7 +43,7 @@ def check_output_type(url: str) -> None:
 
 
 def check_tool(url: str) -> None:
-    """The model is too small to choose: it is told to use the tool first, and then to answer."""
+    """The model is too small to choose: it is made to use the tool first and then to answer."""
     seen: list[int] = []
 
     def settings(context: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Runs the checks of clients against a server: `python -m tests.clients.run_checks URL NAME...`, in an environment that
-has these clients. One line of JSON tells of each check."""
+has these clients. Prints one line of JSON per check."""
 
 import importlib
 import json

@@ -1,9 +1,8 @@
 """Clients that people already use, at pinned versions, against one real server of the bundled model.
 
-They run in environments of their own, because several of them do not go together with the openai of the dev extra.
-Left out, because they cannot be installed in a reasonable space (400 MB): `vllm bench serve` and `sglang.bench_serving`
-come with vLLM and SGLang, whose packages import torch and torchvision at one version and gigabytes of CUDA. What they
-send is tested by tests/e2e/test_benches.py.
+They run in separate environments, because several conflict with the openai package of the dev extra. `vllm bench serve`
+and `sglang.bench_serving` are left out because they do not fit in a reasonable space (400 MB): vLLM and SGLang pin
+torch and torchvision and bring gigabytes of CUDA. tests/e2e/test_benches.py tests what they send.
 """
 
 import json
@@ -23,7 +22,7 @@ from tests.e2e.process import ServerProcess, running
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_S = 1200  # on a busy machine
-# By environment: clients, and the packages whose versions docs/serve.md has.
+# By environment: clients, and the packages whose versions docs/serve.md lists.
 CLIENTS = {
     "applications": {
         "instructor": "instructor",
@@ -51,12 +50,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def results(server: ServerProcess) -> dict[str, Results]:
-    """What was found so far, by environment."""
+    """The results so far, by environment."""
     return {}
 
 
 def checks_of(environment: str, server: ServerProcess, results: dict[str, Results]) -> Results:
-    """Runs all clients of an environment in one process, the first time that one of them is asked for."""
+    """Runs all clients of an environment in one process, the first time one of them is needed."""
     if environment not in results:
         try:
             python = interpreter_for(FOLDER / f"{environment}.txt")
@@ -92,7 +91,7 @@ def pinned(environment: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", CLIENTS)
-def test_the_documents_have_the_versions_that_are_tested(environment: str) -> None:
+def test_the_docs_name_the_tested_versions(environment: str) -> None:
     text = (ROOT / "docs" / "serve.md").read_text()
     versions = pinned(environment)
     assert not [name for name in versions if name.startswith(("torch", "nvidia-cu", "triton"))]

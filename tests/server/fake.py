@@ -1,4 +1,4 @@
-"""An engine that does what a test tells it to, and a client that speaks ASGI without a socket."""
+"""An engine that follows a test's script, and a client that speaks ASGI without a socket."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, MutableMapping
@@ -22,7 +22,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
 
-HANG_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
+HANG_S = 120.0  # a longer wait is a hang, even on a busy machine
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
 
 
@@ -32,7 +32,7 @@ async def two_words(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[di
 
 
 class FakeEngine:
-    """Has what the server uses of AsyncEngine."""
+    """The part of AsyncEngine that the server uses."""
 
     is_replicated = False
 

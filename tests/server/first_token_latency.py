@@ -1,11 +1,10 @@
 """Where the host's milliseconds go before a request's first token: `python -m tests.server.first_token_latency
 [--against SRC]`. Each request has one JPEG of noise and asks for one token of the bundled model on this CPU. With
-`--against` a server from other sources, such as another checkout's `src`, gets the same requests in turn.
+`--against`, a server from other sources, such as another checkout's `src`, gets the same requests in turn.
 
-Medians, and the tenth of all requests that were fastest: on a busy machine only those say what the work takes. With
-`--against` also the median difference of the same requests, one at a time: noise that both servers met is not in it.
-`host` is all but the engine's own time (`queue` and `prefill`, which has vision in it); the stages before it add up to
-it."""
+Prints medians and the 10th percentile, which on a busy machine is the better measure of the work. With `--against` also
+the median difference per request, which cancels noise that both servers had. `host` is the sum of the stages before it:
+everything but the engine's own time (`queue` and `prefill`, which includes vision)."""
 
 import argparse
 import asyncio
@@ -36,15 +35,15 @@ FLAGS = {
     "--port": "0",
     "--max-num-seqs": "32",
     "--graphs": "vision=off,prefill=off,decode=off",
-    "--kv-cache-tokens": "22400",  # 5600 blocks, as many as a large GPU has for an 8B model
+    "--kv-cache-tokens": "22400",  # 5600 blocks, as on a large GPU with an 8B model
     "--block-size": "4",
 }
-FIELDS = '{"mm_processor_kwargs": {"max_pixels": 12544}}'  # the model sees few pixels of those that are decoded
+FIELDS = '{"mm_processor_kwargs": {"max_pixels": 12544}}'  # the model sees few of the decoded pixels
 
 
 @contextmanager
 def serving(src: Path) -> Iterator[str]:
-    """The address of a server that is run from `src`."""
+    """Runs a server from `src` and yields its address."""
     words = [word for pair in FLAGS.items() for word in pair]
     command = [sys.executable, "-m", "saccade", "serve", "--no-enable-prefix-caching", *words]
     place = os.environ | {"PYTHONPATH": str(src)}
@@ -82,7 +81,7 @@ def stages(outcome: Outcome) -> dict[str, float]:
 
 
 async def ask(urls: Sequence[str], flags: argparse.Namespace) -> list[list[Outcome]]:
-    """Outcomes by server. All get the same requests, each in its turn before or after the others."""
+    """Outcomes by server. All get the same requests, and take turns at going first."""
     targets = [TargetSettings(base_url=url, extra_request_body=FIELDS) for url in urls]
     num_skipped = WARM_UP * flags.concurrency
     settings = WorkloadSettings(num_prompts=flags.requests + num_skipped, image_resolution=flags.size)
@@ -105,7 +104,7 @@ async def ask(urls: Sequence[str], flags: argparse.Namespace) -> list[list[Outco
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> dict[str, FloatArray]:
-    """Milliseconds of all requests by stage."""
+    """The milliseconds of all requests, by stage."""
     bad = [outcome for outcome in outcomes if not outcome.is_ok]
     assert not bad, f"{len(bad)} requests failed: {bad[0].error} {bad[0].message}"
     rows = [stages(outcome) for outcome in outcomes]
@@ -113,7 +112,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> dict[str, FloatArray]:
 
 
 def show(src: Path, rows: dict[str, FloatArray], others: dict[str, FloatArray]) -> None:
-    """`others` are those of the server to compare with."""
+    """`others` has the rows of the server to compare with."""
     print(f"{src}, ms: median (fastest tenth), median difference")
     for name, values in rows.items():
         difference = np.median(values - others[name])

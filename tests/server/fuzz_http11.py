@@ -1,8 +1,8 @@
-"""A fuzzer for HTTP/1.1 as it comes from the wire: heads, lengths, chunks, pipelines, upgrades, garbage.
+"""A fuzzer for HTTP/1.1 input: heads, lengths, chunks, pipelines, upgrades, garbage.
 
-Case i of a seed is always the same bytes: `python -m tests.server.fuzz_http11 --seed 7 --only 1234` runs one again, and
-`--minutes 30` runs new ones until the time is over. Whatever comes, the connection says valid HTTP, an application sees
-whole requests only, and both are the same however the bytes are cut. No sockets and no timers are used.
+Case i of a seed is always the same bytes: `python -m tests.server.fuzz_http11 --seed 7 --only 1234` repeats one, and
+`--minutes 30` runs new ones for that long. Whatever the input, the connection sends valid HTTP, the application sees
+only whole requests, and neither depends on how the bytes are cut. No sockets or timers are used.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from saccade.server.http.http11 import BoundedProtocol
 from tests.fuzzing import fuzz, fuzz_reader
 
 MAX_HEADER_BYTES = 2000
-TURNS = 40  # of the event loop, in which the application answers
+TURNS = 40  # of the event loop; enough for the application to answer
 ALLOWED = {200, 400, 408, 431, 501, 503}
 LINES = (
     *(b"Host: localhost", b"Host: other", b"Content-Length: 3", b"Content-Length: 0", b"Content-Length: -1"),
@@ -47,7 +47,7 @@ BODIES = (
 
 
 class FoundError(AssertionError):
-    """A case in which the protocol did something else than answer or refuse."""
+    """A case that the protocol neither answered nor refused properly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class WireCase:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Statuses that were written, requests that the application got, and whether the connection is closed."""
+    """The statuses written, the requests that the application got, and whether the connection is closed."""
 
     statuses: tuple[int, ...]
     requests: tuple[tuple[str, str, bytes], ...]
@@ -91,7 +91,7 @@ def _message(random: Random) -> bytes:
 
 
 class _Wire(asyncio.Transport):
-    """Keeps what is written; closing it is known at once, as from a socket."""
+    """Keeps everything written. Like a socket's, it is closing as soon as it is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Wire(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if self.is_closed:
-            raise FoundError("written behind the end")
+            raise FoundError("written after the end")
         self.written += bytes(data)
 
     def is_closing(self) -> bool:
@@ -124,7 +124,7 @@ class _Wire(asyncio.Transport):
 
 
 async def converse(pieces: list[bytes]) -> Seen:
-    """What comes of a connection that brings the pieces and then ends."""
+    """The outcome of a connection that sends the pieces and then ends."""
     seen: list[tuple[str, str, bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -168,7 +168,7 @@ async def _turn() -> None:
 
 
 def _statuses(written: bytes, methods: list[str]) -> tuple[int, ...]:
-    """Of all replies, which must be valid HTTP and nothing else. Replies to HEAD have no body."""
+    """The statuses of all replies. Raises unless these are valid HTTP. Replies to HEAD have no body."""
     found: list[int] = []
     while written:
         head, end, rest = written.partition(b"\r\n\r\n")
@@ -179,7 +179,7 @@ def _statuses(written: bytes, methods: list[str]) -> tuple[int, ...]:
         try:
             parser.feed_data(head + end)
         except httptools.HttpParserError as error:
-            raise FoundError(f"{written[:200]!r} is no HTTP: {error}") from error
+            raise FoundError(f"{written[:200]!r} is not HTTP: {error}") from error
         status = parser.get_status_code()
         is_head = status == 200 and len(found) < len(methods) and methods[len(found)] == "HEAD"
         lengths = [

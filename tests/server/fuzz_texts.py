@@ -1,8 +1,8 @@
-"""A fuzzer for the parsers of text that are ours: addresses of media, origins, tool calls, reasoning, files of limits.
+"""A fuzzer for our text parsers: media URLs, origins, tool calls, reasoning, limits files.
 
 Case i of a seed is always the same text: `python -m tests.server.fuzz_texts --parser tools --seed 7 --only 1234` runs
-one again, and `--minutes 30` runs new ones until the time is over. A parser gives a result that keeps its promise, or
-the refusal that belongs to it; one that reads a stream says the same however the text is cut.
+one again, and `--minutes 30` runs new ones for that long. A parser returns a valid result or refuses with the right
+error; one that reads a stream returns the same however the text is cut.
 """
 
 import json
@@ -23,7 +23,7 @@ from saccade.server.text.reasoning import ReasoningParser
 from saccade.server.text.tool_parser import CallArguments, CallBegin, Content, HermesParser, LlamaParser, ToolEvent
 from tests.fuzzing import fuzz, fuzz_reader
 
-MOST_CPU_S = 5.0  # for a text of some kilobytes; they take microseconds
+MAX_CPU_S = 5.0  # for a text of a few kilobytes, which should take microseconds
 URL_PIECES = (
     *(
         "http://",
@@ -181,7 +181,7 @@ LIMIT_PIECES = (
         "null",
     ),
 )
-# Few bytes that stand for ten to the ninth values, if anybody writes them all down.
+# A few bytes that expand to 10**9 values.
 BOMB = "\n".join(
     [
         "default:\n  weight:\n    - &a [1,1,1,1,1,1,1,1,1]",
@@ -199,7 +199,7 @@ LIMIT_TEXTS = (
 
 
 class FoundError(AssertionError):
-    """A case that came to something else than a result or a refusal."""
+    """A case without a valid result or a proper refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,6 @@ def make_case(parser: str, seed: int, index: int) -> TextCase:
 
 
 def check(case: TextCase) -> None:
-    """Raises what was found."""
     begun = time.thread_time()
     try:
         CHECKS[case.parser](case.text, Random(f"{case.seed}:{case.index}:cuts"))
@@ -232,7 +231,7 @@ def check(case: TextCase) -> None:
         raise
     except Exception as error:
         raise FoundError(f"{type(error).__name__}: {str(error)[:200]}") from error
-    if (used := time.thread_time() - begun) > MOST_CPU_S:
+    if (used := time.thread_time() - begun) > MAX_CPU_S:
         raise FoundError(f"{used:.1f} seconds of CPU time")
 
 
@@ -250,7 +249,7 @@ def _check_url(text: str, random: Random) -> None:
     if not is_plain or not 1 <= found.port <= 65535 or not found.target.startswith("/") or not found.target.isascii():
         raise FoundError(f"{found} passed")
     if parse_url(found.url) != found:
-        raise FoundError(f"{found} is read otherwise the second time")
+        raise FoundError(f"{found} is parsed differently the second time")
 
 
 def _check_tools(text: str, random: Random) -> None:
@@ -270,11 +269,11 @@ def _check_tools(text: str, random: Random) -> None:
                 parser = new(is_parallel=is_parallel, new_id=lambda: "id")
                 whole = _joined(parser.push(text) + parser.finish(is_cut=is_cut))
                 if seen[0] != whole and "<" not in whole[0] and "{" not in whole[0]:
-                    raise FoundError(f"{new.__name__}: {seen[0]} in a stream, {whole} else"[:500])
+                    raise FoundError(f"{new.__name__}: {seen[0]} in a stream, {whole} otherwise"[:500])
 
 
 def _joined(events: list[ToolEvent]) -> tuple[str, list[tuple[str, str]]]:
-    """The text, and the calls with their arguments put together."""
+    """The text, and the calls with their arguments joined."""
     content, calls = "", list[tuple[str, str]]()
     for event in events:
         match event:

@@ -1,4 +1,4 @@
-"""The official clients, in front of an app without a socket, and scripts of what its engine says."""
+"""The official clients connected to an app without a socket, and scripts for its engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable

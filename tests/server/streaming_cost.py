@@ -1,13 +1,13 @@
-"""What the front end pays for streaming: `python -m tests.server.streaming_cost [--against SRC] [--profile FILE]`.
+"""What streaming costs the front end: `python -m tests.server.streaming_cost [--against SRC] [--profile FILE]`.
 
-The front end is the real one. Its engine is a process that answers over the real sockets with a token for every stream
+The front end is the real one. Its engine is a process that speaks over the real sockets and sends every stream a token
 each `--step-ms`, in waves: a wave begins when all streams have a request, and all of its requests end in one step. The
 client reads bytes and sends the next request of a stream as soon as one ends.
 
-Printed are medians over runs: microseconds of CPU per streamed token and per request, of the event loop's thread and of
-the whole process, as a long and a short answer tell them apart; and the milliseconds from the last update of a wave
-until the engine has the first and the last request of the next. With `--against` a front end from other sources, such
-as another checkout's `src`, gets the same load in turn."""
+Prints medians over runs: CPU microseconds per streamed token and per request, for the event loop's thread and the whole
+process, computed from long and short answers; and the milliseconds from the last update of a wave until the engine has
+the first and the last request of the next. With `--against`, a front end from other sources, such as another checkout's
+`src`, gets the same load in turn."""
 
 import argparse
 import asyncio
@@ -42,7 +42,7 @@ Figures = dict[str, float]
 
 
 class Waves:
-    """The stand-in for the engine's process."""
+    """Stands in for the engine's process."""
 
     def __init__(self, folder: Path, num_streams: int, step_s: float) -> None:
         context = zmq.Context(io_threads=messages.IO_THREADS)
@@ -102,7 +102,7 @@ class Waves:
 
 
 def serve_here(profile: str) -> int:
-    """The front end, with a thread that tells its CPU clocks for every line that it reads."""
+    """The front end, with a thread that prints its CPU clocks for every line it reads."""
     from saccade import bundled
     from saccade.server.front_end import serve
     from saccade.server.server_settings import ServerSettings
@@ -116,7 +116,7 @@ def serve_here(profile: str) -> int:
     def tell() -> None:
         for _ in sys.stdin:
             print("clocks", json.dumps([time.clock_gettime(clock), time.process_time()]), file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)  # whoever started this is gone
+        os.kill(os.getpid(), signal.SIGTERM)  # the parent process is gone
 
     threading.Thread(target=tell, daemon=True).start()
     limits, profiler = SchedulerSettings(max_num_seqs=256), cProfile.Profile()
@@ -210,8 +210,8 @@ async def load(port: int, num_streams: int, num_waves: int, num_tokens: int) -> 
 
 
 def measure(front: Front, flags: argparse.Namespace, num_tokens: int) -> tuple[list[float], list[list[float]]]:
-    """CPU microseconds per request, and what came between two waves."""
-    from saccade.bench.load.client import run  # here: a front end from other sources may not have it there
+    """CPU microseconds per request, and the milliseconds between waves."""
+    from saccade.bench.load.client import run  # lazy: a front end from other sources may lack it
 
     before = front.clocks()
     run(load(front.port, flags.streams, flags.waves, num_tokens))

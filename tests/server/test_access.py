@@ -28,7 +28,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
-def test_every_route_but_health_and_the_page_needs_a_key(engine: FakeEngine, method: str, path: str) -> None:
+def test_every_route_except_health_and_the_page_needs_a_key(engine: FakeEngine, method: str, path: str) -> None:
     service = service_for(engine, api_key=("right", "other"), admin_api_key="boss")
     caller = Caller(service)
 
@@ -60,8 +60,8 @@ def test_no_spelling_of_a_path_gets_around_the_key(engine: FakeEngine) -> None:
     asyncio.run(run())
 
 
-def test_the_page_can_be_loaded_without_a_key_and_says_nothing_of_the_server(engine: FakeEngine) -> None:
-    """It has a field for the key; what it shows then, it asks for with that key."""
+def test_the_page_needs_no_key_and_reveals_nothing_about_the_server(engine: FakeEngine) -> None:
+    """It has a field for the key and sends that key with its own requests."""
     asked: dict[str, Any] = {"api_key": ("right",), "served_model_name": ("hidden-name",)}
     for path, kind in (("/", "text/html"), ("/page/main.js", "text/javascript"), ("/page/style.css", "text/css")):
         found, other = (asyncio.run(Caller(service_for(engine, **more)).get(path)) for more in (asked, {}))
@@ -69,14 +69,14 @@ def test_the_page_can_be_loaded_without_a_key_and_says_nothing_of_the_server(eng
         assert found.body == other.body and b"hidden-name" not in found.body
 
 
-def test_no_file_but_the_pages_own_can_be_read(engine: FakeEngine) -> None:
+def test_only_the_pages_own_files_can_be_read(engine: FakeEngine) -> None:
     open_caller, caller = Caller(service_for(engine)), Caller(service_for(engine, api_key=("right",)))
     for name in ("../ops.py", "..%2fops.py", "/etc/passwd", "", ".", "main.js/", "MAIN.JS", "main.js\0", "none.js"):
         assert asyncio.run(open_caller.get(f"/page/{name}")).status == 404, name
         assert asyncio.run(caller.get(f"/page/{name}")).status == 401, name
 
 
-def test_administration_is_closed_without_a_key_of_its_own(engine: FakeEngine) -> None:
+def test_administrative_routes_are_closed_without_an_admin_key(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine))
 
     async def run() -> None:
@@ -96,7 +96,7 @@ def test_a_root_path_does_not_change_who_may_call_what(engine: FakeEngine) -> No
     asyncio.run(run())
 
 
-def test_keys_are_not_kept() -> None:
+def test_keys_are_not_kept_in_plain_text() -> None:
     keys = Keys({"secret-one": "one"}, "secret-two")
     assert "secret" not in repr(vars(keys))
     with pytest.raises(HttpError):
@@ -121,7 +121,7 @@ def test_pages_of_other_origins_may_call_only_when_allowed(engine: FakeEngine) -
     asyncio.run(run())
 
 
-def test_heads_that_are_too_long_are_refused(engine: FakeEngine) -> None:
+def test_overlong_headers_are_refused(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine, max_header_bytes=2048))
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Bodies are bounded before anything is made of them, and nobody waits for another's body or images."""
+"""Bodies are checked against limits before parsing, and nobody waits for another's body or images."""
 
 import asyncio
 import os
@@ -23,10 +23,10 @@ from tests.server.fake import HANG_S, Caller, FakeEngine, Script, two_words
 Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
 MIB = 2**20
 MOST = 2**20
-SILENT_S = 1.0  # an event loop that is quiet for longer does not answer probes; measured are hundredths
+SILENT_S = 1.0  # a longer pause of the event loop delays probes; measured pauses are hundredths
 CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
 
-# Quotes, backslashes and brackets inside strings are what a scan may get wrong.
+# A scan may get quotes, backslashes and brackets inside strings wrong.
 texts = st.text(st.sampled_from('ab"\\/[]{},:é😀\n'), max_size=40)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | texts,
@@ -48,7 +48,7 @@ def depth_of(value: Any) -> int:
 
 
 def count(value: Any) -> int:
-    """Commas, colons, strings and containers of a value, as a scan counts them."""
+    """The commas, colons, strings and containers of a value, weighted as in a scan."""
     if isinstance(value, str):
         return STRING_VALUES
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def count(value: Any) -> int:
 
 @pytest.mark.usefixtures("small_chunks")
 @given(value=values, is_plain=st.booleans())
-def test_any_body_is_read_as_the_parser_alone_would(value: Any, is_plain: bool) -> None:
+def test_any_body_is_read_as_by_the_parser_alone(value: Any, is_plain: bool) -> None:
     body = orjson.dumps(value) if is_plain else orjson.dumps(value, option=orjson.OPT_INDENT_2).replace(b"/", b"\\/")
     assert parse_json(body, MOST) == value
     scan = BodyScan(body)
@@ -75,7 +75,7 @@ def test_any_body_is_read_as_the_parser_alone_would(value: Any, is_plain: bool) 
 
 @pytest.mark.usefixtures("small_chunks")
 @given(body=st.binary(max_size=60) | st.text(st.sampled_from('"\\/[]{},: a1'), max_size=60).map(str.encode))
-def test_what_is_no_json_is_refused_as_the_parser_alone_would(body: bytes) -> None:
+def test_invalid_json_is_refused_as_by_the_parser_alone(body: bytes) -> None:
     try:
         expected = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -94,7 +94,7 @@ def test_runs_of_backslashes_are_counted_wherever_a_chunk_ends(run: int) -> None
         assert parse_json(body, MOST) == orjson.loads(body)
 
 
-def test_a_name_is_not_taken_for_a_value() -> None:
+def test_a_long_member_name_is_not_taken_for_a_value() -> None:
     long = "x" * (3 * body_scan.CHUNK)
     for body in (
         orjson.dumps({long: {"a": long}}),
@@ -133,11 +133,11 @@ URL = "data:image/png;base64," + "x" * body_scan.CHUNK
         "with much else",
     ],
 )
-def test_data_urls_are_read_as_the_parser_alone_would(body: bytes) -> None:
+def test_data_urls_are_read_as_by_the_parser_alone(body: bytes) -> None:
     assert parse_json(body, MOST) == orjson.loads(body)
 
 
-def test_data_urls_do_not_hide_what_is_over_a_limit() -> None:
+def test_data_urls_do_not_hide_an_exceeded_limit() -> None:
     for rest in (b"[" * (MAX_DEPTH + 1), many(200_000, b"[]"), b'"' + URL.encode() + b'"'):
         with pytest.raises(RequestError):
             parse_json(b'{"a":"' + URL.encode() + b'","b":' + rest, MOST)
@@ -166,7 +166,7 @@ def many(num: int, item: bytes) -> bytes:
     ],
     ids=["lists", "objects", "numbers", "strings", "deep", "deep and long", "escapes", "spaces"],
 )
-def test_what_is_over_a_limit_is_refused_before_it_is_built(
+def test_bodies_over_a_limit_are_refused_before_parsing(
     body: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orjson, "loads", lambda body: pytest.fail("it was parsed"))
@@ -183,11 +183,11 @@ def test_an_image_of_twenty_megabytes_costs_next_to_nothing(escape: bytes) -> No
     found = parse_json(body, MOST)
     seconds = time.process_time() - begun
     assert found["messages"][0]["content"][0]["image_url"]["url"] == "data:," + data.decode() and found["n"] == 1
-    assert seconds < 2.0, f"{seconds:.3f} s of the processor's time; a byte at a time it would be several"
+    assert seconds < 2.0, f"{seconds:.3f} s of CPU time; byte by byte it would take several"
 
 
 class Ticker:
-    """The most processor time that passed while an event loop did nothing; what other programs take is not counted."""
+    """The longest pause of an event loop in CPU time, so that other programs do not count."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
@@ -236,7 +236,7 @@ def test_health_is_answered_whatever_arrives(scripted: Scripted, name: str) -> N
 
 
 def held_prompts(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Semaphore]:
-    """Stands for images that take long to decode: until the event is set. The semaphore counts those that are begun."""
+    """Stands for slow images, which take until the event is set. The semaphore counts those that have begun."""
     is_free, begun = threading.Event(), threading.Semaphore(0)
     original = ChatRoute.prompts
 
@@ -250,10 +250,10 @@ def held_prompts(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
     return is_free, begun
 
 
-def test_a_timeout_counts_the_decoding_of_images(
+def test_a_timeout_includes_image_decoding(
     scripted: Callable[..., tuple[Caller, FakeEngine, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of the images of others, behind which a request waits for a thread."""
+    """Also while a request waits for a thread behind the images of others."""
     script: Script = two_words
     caller, engine, service = scripted(script, preprocess_threads=1)
     is_free, begun = held_prompts(monkeypatch)
@@ -261,11 +261,11 @@ def test_a_timeout_counts_the_decoding_of_images(
     async def run() -> None:
         try:
             async with asyncio.timeout(HANG_S):
-                while not begun.acquire(blocking=False):  # until one is being prepared when its time is over
+                while not begun.acquire(blocking=False):  # until one times out while it is being prepared
                     first = await caller.post(CHAT, {"messages": HELLO, "timeout": 0.05})
                     assert first.status == 408 and first.json["error"]["code"] == "deadline_exceeded"
             behind = await caller.post(CHAT, {"messages": HELLO, "timeout": 0.05})
-            assert behind.status == 408 and not begun.acquire(blocking=False), "it never was begun"
+            assert behind.status == 408 and not begun.acquire(blocking=False), "it never began"
         finally:
             is_free.set()
         assert (await caller.post(CHAT, {"messages": HELLO})).status == 200

@@ -1,4 +1,4 @@
-"""Arguments of tool calls come in pieces as they are written, through the official clients of all three APIs."""
+"""Tool call arguments are streamed as they are written, through the official clients of all three APIs."""
 
 import asyncio
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_responses(serve: Serve) -> None:
     assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
-def test_a_call_that_is_cut_keeps_what_was_streamed(serve: Serve) -> None:
+def test_a_call_that_is_cut_off_keeps_the_streamed_arguments(serve: Serve) -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {"a": [1'
     service = serve(text, finish="length")
     body = {"messages": HELLO, "tools": CHAT_TOOLS}

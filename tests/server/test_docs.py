@@ -15,7 +15,7 @@ from tests.server.fake import Caller, FakeEngine, service_for
 PAGES = {"/", "/docs", "/openapi.json", "/page/{name}"}
 
 
-def test_the_page_needs_no_key_and_runs_its_own_script_alone(engine: FakeEngine) -> None:
+def test_the_page_needs_no_key_and_runs_only_its_own_script(engine: FakeEngine) -> None:
     found = asyncio.run(Caller(service_for(engine, api_key=("right",))).get("/docs"))
     assert found.status == 200 and found.headers["content-type"].startswith("text/html")
     policy = found.headers["content-security-policy"]
@@ -39,7 +39,7 @@ def test_every_route_is_in_the_document(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(POSTS))
-def test_every_example_is_a_request(path: str) -> None:
+def test_every_example_is_a_valid_request(path: str) -> None:
     kind, _ = POSTS[path]
     _, ignored = read_request(kind, orjson.dumps(EXAMPLES[path]), 10_000)
     assert not ignored

@@ -1,4 +1,4 @@
-"""What clients are told: one envelope, our own texts, a status that says whether to come again."""
+"""Error replies: one envelope, our own texts, a status that says whether to retry."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def ending(reason: str, detail: Any = None) -> Script:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_before_the_answer_have_their_status(
+def test_errors_before_the_answer_set_the_status(
     scripted: Scripted, error: Exception, status: int, code: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller, _, service = scripted(raising(error))
@@ -65,14 +65,14 @@ def test_errors_before_the_answer_have_their_status(
         )
 
 
-def test_clients_are_told_which_rank_is_gone(scripted: Scripted) -> None:
+def test_clients_learn_which_rank_is_gone(scripted: Scripted) -> None:
     caller, _, _ = scripted(raising(RankGoneError("the engine died: rank 1 of 2 was ended by SIGKILL"), after=2))
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
     assert found.events[-2]["error"]["message"] == "the engine died: rank 1 of 2 was ended by SIGKILL"
 
 
 @pytest.mark.parametrize("error", [ValueError("SECRET"), EngineDeadError("SECRET")])
-def test_errors_within_a_stream_end_it_with_a_chunk(
+def test_an_error_within_a_stream_ends_it_with_an_error_chunk(
     scripted: Scripted, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller, _, service = scripted(raising(error, after=2))
@@ -93,7 +93,7 @@ def test_errors_within_a_stream_end_it_with_a_chunk(
         ("error", NO_TOKEN, 400, None),
     ],
 )
-def test_outputs_that_failed_are_errors(
+def test_failed_outputs_are_errors(
     scripted: Scripted, reason: str, detail: Any, status: int, retry: str | None
 ) -> None:
     caller, _, _ = scripted(ending(reason, detail))
@@ -103,7 +103,7 @@ def test_outputs_that_failed_are_errors(
     assert "error" in streamed.events[-2] and streamed.events[-1] == "[DONE]"
 
 
-def test_an_abort_by_hand_is_a_reason_and_one_by_the_end_an_error(scripted: Scripted) -> None:
+def test_a_manual_abort_is_a_finish_reason_and_one_at_shutdown_an_error(scripted: Scripted) -> None:
     caller, _, service = scripted(ending("abort"))
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
     assert found.status == 200 and found.json["choices"][0]["finish_reason"] == "abort"
@@ -118,7 +118,7 @@ def test_an_abort_by_hand_is_a_reason_and_one_by_the_end_an_error(scripted: Scri
     assert found.status == 503 and found.json["error"]["code"] == "shutting_down"
 
 
-def test_phases_are_told_truly(engine: FakeEngine) -> None:
+def test_health_and_readiness_follow_the_phase(engine: FakeEngine) -> None:
     service = service_for(None)
     caller = Caller(service)
 
@@ -156,16 +156,16 @@ def test_a_degraded_engine_is_alive_and_ready(engine: FakeEngine) -> None:
     asyncio.run(run())
 
 
-def test_nothing_is_said_about_unknown_errors() -> None:
+def test_details_of_unknown_errors_are_not_revealed() -> None:
     found = to_http(RuntimeError("SECRET"), "id-1")
     assert "SECRET" not in str(found.envelope()) and "id-1" in str(found) and found.status == 500
 
 
 class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+    """What libraries in Rust raise when they panic."""
 
 
-def test_a_panic_of_a_library_stays_inside_the_envelope(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_in_a_library_becomes_an_ordinary_error(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = service_for(engine)
     caller = Caller(service)
 
@@ -185,7 +185,7 @@ def test_a_panic_of_a_library_stays_inside_the_envelope(engine: FakeEngine, monk
     asyncio.run(run())
 
 
-def test_routes_and_models_that_do_not_exist_name_themselves_and_those_that_do(engine: FakeEngine) -> None:
+def test_errors_about_unknown_routes_and_models_list_the_known_ones(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine, served_model_name=("one", "two")))
 
     async def run() -> None:

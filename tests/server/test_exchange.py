@@ -1,4 +1,4 @@
-"""Bodies within limits, and clients that leave in any phase."""
+"""Limits on bodies, and clients that leave at any stage."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_while_media_are_fetched_ends_the_fetch(
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_within_its_body_is_forgotten(scripted: Scripted) -> None:
+def test_a_client_that_leaves_while_sending_its_body_is_forgotten(scripted: Scripted) -> None:
     caller, engine, service = scripted()
 
     async def run() -> None:
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_within_its_body_is_forgotten(scripted: Scripted) -
     asyncio.run(run())
 
 
-def test_bodies_are_measured_while_they_come(processor: Processor) -> None:
+def test_body_size_is_checked_as_parts_arrive(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_body_bytes=5000)
     caller = Caller(service)
 
@@ -108,7 +108,7 @@ def test_bodies_are_measured_while_they_come(processor: Processor) -> None:
     asyncio.run(run())
 
 
-def test_a_body_that_never_ends_is_not_waited_for(processor: Processor) -> None:
+def test_a_body_that_never_ends_times_out(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), body_timeout_s=0.05)
 
     async def run() -> None:
@@ -118,7 +118,7 @@ def test_a_body_that_never_ends_is_not_waited_for(processor: Processor) -> None:
     asyncio.run(run())
 
 
-def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
+def test_a_full_server_refuses_before_it_reads_the_body(processor: Processor) -> None:
     service = service_for(FakeEngine(processor, never), max_reading_requests=1)
     caller = Caller(service)
 
@@ -128,7 +128,7 @@ def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
         async with asyncio.timeout(HANG_S):
             while not service.admission.reading:
                 await asyncio.sleep(0.01)
-        found = await caller.call("POST", CHAT, [], JSON, is_endless=True)  # its body would never come
+        found = await caller.call("POST", CHAT, [], JSON, is_endless=True)  # its body never arrives
         assert found.status == 503 and found.json["error"]["code"] == "queue_full" and found.headers["retry-after"]
         gone.set()
         await first
@@ -137,8 +137,7 @@ def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
     asyncio.run(run())
 
 
-def test_bodies_count_while_they_come(processor: Processor) -> None:
-    """Bodies that are not complete fill the memory, too."""
+def test_incomplete_bodies_count_as_memory(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_pending_bytes=1024)
     caller = Caller(service)
 
@@ -158,7 +157,7 @@ def test_bodies_count_while_they_come(processor: Processor) -> None:
     assert service.admission.pending_bytes == 0 and service.is_idle
 
 
-def test_packed_bodies_are_refused(scripted: Scripted) -> None:
+def test_compressed_bodies_are_refused(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
         found = asyncio.run(caller.call("POST", CHAT, body(), {**JSON, "content-encoding": coding}))
@@ -178,7 +177,7 @@ def test_packed_bodies_are_refused(scripted: Scripted) -> None:
         b'"nobody_knows":%s',
     ],
 )
-def test_deep_bodies_are_answered(scripted: Scripted, fields: bytes, depth: int) -> None:
+def test_deeply_nested_bodies_are_answered(scripted: Scripted, fields: bytes, depth: int) -> None:
     caller, _, _ = scripted()
     messages = b"" if b"messages" in fields else b'"messages":[{"role":"user","content":"hi"}],'
     deep = b"{" + messages + fields % (b"[" * depth + b"]" * depth) + b"}"
@@ -186,12 +185,12 @@ def test_deep_bodies_are_answered(scripted: Scripted, fields: bytes, depth: int)
     assert found.status == 400 or (found.status == 200 and (b"nobody" in fields or depth == 60))
 
 
-def test_bodies_that_wait_are_bounded_together(processor: Processor) -> None:
+def test_a_body_that_exceeds_the_memory_limit_is_refused(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_pending_bytes=2000)
 
     async def run() -> None:
         found = await Caller(service).post(CHAT, body(user="x" * 3000))
-        assert found.status == 413 and found.json["error"]["code"] == "request_too_large", "it could never be taken"
+        assert found.status == 413 and found.json["error"]["code"] == "request_too_large", "it could never be accepted"
         assert service.admission.pending_bytes == 0
         assert (await Caller(service).post(CHAT, body())).status == 200
 

@@ -1,4 +1,4 @@
-"""What each caller may take, who may come before others, and when to try again."""
+"""What each caller may use, who may go ahead of others, and when to retry."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -50,7 +50,7 @@ async def ask(client: Client, key: str = "", **fields: Any) -> Answer:
     return await client.post(CHAT, {"messages": HELLO, **fields}, **headers)
 
 
-def test_keys_of_the_file_are_keys(scripted: Scripted, file: str) -> None:
+def test_keys_in_the_limits_file_are_api_keys(scripted: Scripted, file: str) -> None:
     client, engine, _ = scripted(limits=file, api_key=("sk-other",))
 
     async def run() -> list[int]:
@@ -61,14 +61,14 @@ def test_keys_of_the_file_are_keys(scripted: Scripted, file: str) -> None:
     assert [(turn.tenant, turn.weight) for turn in turns] == [("batch", 0.5), ("boss", 1.0), ("key 0", 1.0)]
 
 
-def test_only_who_may_comes_before_others(scripted: Scripted, file: str) -> None:
+def test_only_permitted_callers_go_ahead_of_others(scripted: Scripted, file: str) -> None:
     client, engine, _ = scripted(limits=file)
 
     async def run() -> None:
         refused = await ask(client, "sk-batch", priority=-1)
         assert refused.status == 403 and refused.json["error"]["param"] == "priority"
         assert "--limits" in refused.json["error"]["message"] and not engine.seen
-        assert (await ask(client, "sk-batch", priority=5)).status == 200, "behind others everybody may be"
+        assert (await ask(client, "sk-batch", priority=5)).status == 200, "anyone may go behind others"
         assert (await ask(client, "sk-boss", priority=-1)).status == 200
         alone, _, _ = scripted()
         assert (await ask(alone, priority=-(2**31))).status == 403
@@ -78,7 +78,7 @@ def test_only_who_may_comes_before_others(scripted: Scripted, file: str) -> None
     asyncio.run(run())
 
 
-def test_a_caller_has_only_so_many_requests_inside(scripted: Scripted, file: str) -> None:
+def test_a_caller_is_limited_to_max_requests(scripted: Scripted, file: str) -> None:
     is_free = asyncio.Event()
 
     async def held(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -106,7 +106,7 @@ def test_a_caller_has_only_so_many_requests_inside(scripted: Scripted, file: str
     asyncio.run(run())
 
 
-def test_tokens_are_paid_back_before_the_next_request(clock: Clock) -> None:
+def test_a_token_debt_is_paid_back_before_the_next_request(clock: Clock) -> None:
     caller = Caller("a", CallerLimits(tokens_per_minute=600))
     caller.check(1.0)
     caller.take(650)
@@ -122,7 +122,7 @@ def test_tokens_are_paid_back_before_the_next_request(clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_tokens_of_prompt_and_answer_are_counted(scripted: Scripted, tmp_path: Path) -> None:
+def test_prompt_and_output_tokens_are_charged(scripted: Scripted, tmp_path: Path) -> None:
     (tmp_path / "l").write_text("default: {tokens_per_minute: 5}")
     client, engine, _ = scripted(limits=str(tmp_path / "l"))
 
@@ -155,7 +155,7 @@ def fill(inside: ExitStack, made: Admission, caller: Caller, num: int) -> None:
         place.pass_on()
 
 
-def test_a_flood_leaves_places_to_others(inside: ExitStack) -> None:
+def test_a_flood_leaves_places_for_others(inside: ExitStack) -> None:
     made, flood, other = places(80), Caller("flood", CallerLimits()), Caller("other", CallerLimits())
     fill(inside, made, flood, 70)
     with pytest.raises(CapacityError, match="of this caller"):
@@ -167,7 +167,7 @@ def test_a_flood_leaves_places_to_others(inside: ExitStack) -> None:
 
 
 def prepare(inside: ExitStack, made: Admission, caller: Caller, num: int, *, has_media: bool = False) -> None:
-    """Requests whose bodies have arrived."""
+    """Admits requests whose bodies have arrived."""
     for _ in range(num):
         place = inside.enter_context(made.enter(caller))
         place.prepare()
@@ -175,7 +175,7 @@ def prepare(inside: ExitStack, made: Admission, caller: Caller, num: int, *, has
             place.prepare_media()
 
 
-def test_requests_that_take_long_to_prepare_leave_places_to_others(inside: ExitStack) -> None:
+def test_slow_preparation_leaves_places_for_others(inside: ExitStack) -> None:
     made, flood, other = places(1000), Caller("flood", CallerLimits()), Caller("other", CallerLimits())
     prepare(inside, made, flood, 88)  # of 100
     with pytest.raises(CapacityError, match="are being prepared"):
@@ -186,7 +186,7 @@ def test_requests_that_take_long_to_prepare_leave_places_to_others(inside: ExitS
     assert made.pending == 100
 
 
-def test_media_leave_places_to_text_of_the_same_caller(inside: ExitStack) -> None:
+def test_media_leave_places_for_text_of_the_same_caller(inside: ExitStack) -> None:
     made, caller = places(1000), Caller("a", CallerLimits())
     prepare(inside, made, caller, 76, has_media=True)
     with pytest.raises(CapacityError, match="with media"), ExitStack() as refused:
@@ -197,7 +197,7 @@ def test_media_leave_places_to_text_of_the_same_caller(inside: ExitStack) -> Non
     assert made.pending == made.pending_media == made.pending_bytes == 0
 
 
-def test_slow_senders_leave_places_to_others(inside: ExitStack) -> None:
+def test_slow_senders_leave_places_for_others(inside: ExitStack) -> None:
     made, slow, other = places(1000), Caller("slow", CallerLimits()), Caller("other", CallerLimits())
     for _ in range(88):  # of 100
         inside.enter_context(made.enter(slow))
@@ -207,7 +207,7 @@ def test_slow_senders_leave_places_to_others(inside: ExitStack) -> None:
         inside.enter_context(made.enter(other))
 
 
-def test_large_requests_leave_memory_to_small_ones(inside: ExitStack) -> None:
+def test_large_requests_leave_memory_for_small_ones(inside: ExitStack) -> None:
     made, caller = places(1000), Caller("a", CallerLimits())
     made.max_pending_bytes = 80 * 2**20
     large = [inside.enter_context(made.enter(caller)) for _ in range(2)]
@@ -221,7 +221,7 @@ def test_large_requests_leave_memory_to_small_ones(inside: ExitStack) -> None:
         inside.enter_context(made.enter(caller)).hold(1)
 
 
-def test_a_request_may_have_all_memory_alone(inside: ExitStack) -> None:
+def test_a_lone_request_may_use_all_memory(inside: ExitStack) -> None:
     made, caller = places(1000), Caller("a", CallerLimits())
     made.max_pending_bytes = 80 * 2**20
     alone = inside.enter_context(made.enter(caller))
@@ -229,30 +229,30 @@ def test_a_request_may_have_all_memory_alone(inside: ExitStack) -> None:
         alone.hold(40 * 2**20)
 
 
-def test_a_share_of_the_queue_is_the_most_that_a_caller_gets(inside: ExitStack) -> None:
+def test_queue_share_limits_a_callers_places(inside: ExitStack) -> None:
     made, caller = places(80), Caller("a", CallerLimits(queue_share=0.25))
     fill(inside, made, caller, 20)
     with pytest.raises(HttpError, match="queue_share"):
         fill(inside, made, caller, 1)
 
 
-def test_when_to_try_again_follows_from_how_fast_requests_end(clock: Clock, inside: ExitStack) -> None:
+def test_retry_after_follows_how_fast_requests_end(clock: Clock, inside: ExitStack) -> None:
     made, caller = places(24), Caller("a", CallerLimits())
     fill(inside, made, caller, 21)
     with pytest.raises(CapacityError) as early:
         fill(inside, made, caller, 1)
-    assert early.value.retry_after_s == 1.0, "nothing ended yet"
+    assert early.value.retry_after_s == 1.0, "nothing has ended yet"
     for _ in range(10):
         made.pace.note_end()
         clock.now += 2.0
     with pytest.raises(CapacityError) as refused:
         fill(inside, made, caller, 1)
-    assert refused.value.retry_after_s == pytest.approx(2.0 * (21 - 4)), "two seconds each, and 17 wait"
+    assert refused.value.retry_after_s == pytest.approx(2.0 * (21 - 4)), "two seconds each, with 17 waiting"
     clock.now += 10_000
-    assert made.drained_s() == 1.0, "what was long ago says nothing"
+    assert made.drained_s() == 1.0, "old ends do not count"
 
 
-def test_addresses_are_callers_where_there_are_no_keys() -> None:
+def test_without_keys_callers_are_addresses() -> None:
     found = Callers(LimitsFile(), ())
     assert found.find(None, "10.0.0.1") is found.find(None, "10.0.0.1") is not found.find(None, "10.0.0.2")
     assert found.find(None, "2001:db8::1") is found.find(None, "2001:db8::ffff") is not found.find(None, "2001:db9::1")
@@ -260,7 +260,7 @@ def test_addresses_are_callers_where_there_are_no_keys() -> None:
     assert found.find(None, None).name == "address "
 
 
-def test_callers_are_forgotten_but_not_their_debts(clock: Clock) -> None:
+def test_idle_callers_are_forgotten_but_debtors_are_not(clock: Clock) -> None:
     found = Callers(LimitsFile(CallerLimits(tokens_per_minute=60)), ())
     debtor = found.find(None, "debtor")
     debtor.take(1000)
@@ -287,14 +287,14 @@ def test_callers_are_forgotten_but_not_their_debts(clock: Clock) -> None:
         ("callers: 5", "name: value"),
     ],
 )
-def test_files_that_say_something_else_are_refused(tmp_path: Path, text: str, met: str) -> None:
+def test_invalid_limits_files_are_refused(tmp_path: Path, text: str, met: str) -> None:
     (tmp_path / "l").write_text(text)
     with pytest.raises(ConfigError, match="--limits") as refused:
         read_limits(str(tmp_path / "l"))
     assert met in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_limits_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml cannot be read"):
         service_for(None, limits=str(tmp_path / "nothing.yaml"))
 

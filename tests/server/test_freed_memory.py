@@ -1,4 +1,4 @@
-"""Memory goes back to the system once nobody prepares a request."""
+"""Freed memory is returned to the system while no request is being prepared."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 class Memory:
-    """What this process seems to have."""
+    """A fake of this process's memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_mib, self.num_given_back = 100, 0
@@ -26,7 +26,7 @@ class Memory:
         self.num_mib = 120
 
 
-def test_memory_is_given_back_when_it_has_grown_and_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_returned_once_it_has_grown_and_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     admission = Admission(max_inside=1, max_reading=1, max_pending=1, max_pending_bytes=MIB, retry_after_s=1.0)
     found = FreedMemory(admission)
@@ -45,4 +45,4 @@ def test_memory_is_given_back_when_it_has_grown_and_nobody_needs_it(monkeypatch:
         running.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-    assert memory.num_given_back == 1 and not found.is_worth_it, "30 MiB more are not worth it"
+    assert memory.num_given_back == 1 and not found.is_worth_it, "30 MiB are not worth the work"

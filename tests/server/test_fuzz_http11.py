@@ -13,7 +13,7 @@ NUM_CASES = 1500
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_comes_is_answered_in_http_and_the_same_in_pieces(seed: int) -> None:
+def test_any_input_is_answered_in_valid_http_however_it_is_cut(seed: int) -> None:
     cases = run_cases(seed, iter(range(NUM_CASES)))
     assert [f"--seed {seed} --only {case.index}: {error}" for case, error in cases if error] == []
 
@@ -24,7 +24,7 @@ def test_a_case_is_the_same_every_time() -> None:
 
 
 def refuse_at_once(self: BoundedProtocol, error: HttpError) -> None:
-    """As it was once: requests that came before lose their replies."""
+    """An old bug: earlier requests lose their replies."""
     if not self.transport.is_closing():
         self._end_with(error)
 
@@ -39,6 +39,6 @@ def feed_without_care(self: BoundedProtocol, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("name", "broken"), [("_refuse", refuse_at_once), ("_feed", feed_without_care)])
-def test_a_protocol_that_breaks_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_protocol_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedProtocol, name, broken)
     assert any(error for _, error in run_cases(1, iter(range(300))))

@@ -12,7 +12,7 @@ COUNTS = {"urls": 6000, "tools": 500, "reasoning": 4000, "limits": 700}
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("parser", COUNTS)
-def test_parsers_keep_their_promise_or_refuse(parser: str, seed: int) -> None:
+def test_parsers_return_a_valid_result_or_refuse(parser: str, seed: int) -> None:
     cases = run_cases(parser, seed, iter(range(COUNTS[parser])))
     found = [f"--parser {parser} --seed {seed} --only {case.index}: {error}" for case, error in cases if error]
     assert found == []
@@ -25,7 +25,7 @@ def test_a_case_is_the_same_every_time(parser: str) -> None:
 
 
 @pytest.mark.parametrize("text", fuzz_texts.LIMIT_TEXTS)
-def test_files_of_limits_are_read_in_no_time(text: str) -> None:
+def test_limits_files_are_read_quickly(text: str) -> None:
     check(TextCase("limits", 0, 0, text))
 
 
@@ -48,7 +48,7 @@ def raise_index(*words: Any, **more: Any) -> Any:
         ("tools", "HermesParser._stream", lambda self, arguments, text, events: self._grow("{}", events) or "", "cut"),
     ],
 )
-def test_a_parser_that_breaks_is_found(
+def test_a_broken_parser_is_found(
     parser: str, name: str, broken: Any, met: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"tests.server.fuzz_texts.{name}", broken)

@@ -1,4 +1,4 @@
-"""GET /health_generate: a token from the engine, or why there is none."""
+"""GET /health_generate: the engine produces a token, or the reply says why not."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -59,7 +59,7 @@ def test_an_engine_that_only_embeds_is_asked_for_a_vector(scripted: Scripted) ->
     assert (params.pooling, params.max_tokens) == ("last", 0)
 
 
-def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recent_token_needs_no_probe(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "RECENT_S", HANG_S)
     caller, engine, _ = scripted(one_token)
 
@@ -72,7 +72,7 @@ def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted, monkeypatch:
     assert len(engine.seen) == 1, "the completion's token was enough"
 
 
-def test_many_who_ask_at_once_share_a_probe(scripted: Scripted) -> None:
+def test_concurrent_callers_share_a_probe(scripted: Scripted) -> None:
     caller, engine, _ = scripted(one_token)
 
     async def run() -> list[int]:
@@ -81,7 +81,7 @@ def test_many_who_ask_at_once_share_a_probe(scripted: Scripted) -> None:
     assert asyncio.run(run()) == [200] * 5 and len(engine.seen) == 1
 
 
-def test_an_engine_that_gives_nothing_is_not_healthy(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_produces_nothing_is_unhealthy(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LIMIT_S", 0.2)
     caller, engine, _ = scripted(nothing)
     found = asyncio.run(caller.get(PATH))
@@ -92,7 +92,7 @@ def test_an_engine_that_gives_nothing_is_not_healthy(scripted: Scripted, monkeyp
     assert (found.status, found.json["error"]["code"]) == (503, "unhealthy")
 
 
-def test_where_the_queue_is_full_tokens_of_others_count(scripted: Scripted) -> None:
+def test_with_a_full_queue_tokens_of_others_count(scripted: Scripted) -> None:
     caller, _, service = scripted(full)
 
     async def run() -> int:
@@ -105,7 +105,7 @@ def test_where_the_queue_is_full_tokens_of_others_count(scripted: Scripted) -> N
     assert asyncio.run(run()) == 200
 
 
-def test_who_takes_no_requests_is_not_asked(engine: FakeEngine) -> None:
+def test_a_server_that_accepts_no_requests_does_not_probe(engine: FakeEngine) -> None:
     starting, draining = service_for(None), service_for(engine)
     draining.drain()
     for service, code in ((starting, "starting"), (draining, "shutting_down")):

@@ -1,4 +1,4 @@
-"""The bytes on the wire: what is not yet a request is bounded, and what is odd is still answered."""
+"""HTTP/1.1 on the wire: incomplete requests are bounded, and odd ones are still answered."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def post(headers: str = "", **fields: Any) -> bytes:
 
 @asynccontextmanager
 async def listening(service: Service, timeout_s: float = 60.0, max_connections: int = 100) -> AsyncIterator[int]:
-    """A port on which uvicorn serves an app."""
+    """Serves an app with uvicorn and yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         http = BoundedProtocol.limited(4096, timeout_s, max_connections)
         config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
@@ -56,7 +56,7 @@ async def listening(service: Service, timeout_s: float = 60.0, max_connections: 
 
 
 async def answered(port: int, *parts: bytes) -> bytes:
-    """All that the server says until it closes the connection."""
+    """Everything the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writer.write(part)
@@ -75,8 +75,8 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("size", [17, 97, 10**6])
-def test_a_client_that_offers_another_protocol_is_answered_in_this_one(scripted: Scripted, size: int) -> None:
-    """Java's client offers HTTP/2 with every request; its connection is used again."""
+def test_a_client_that_offers_another_protocol_is_answered_in_http11(scripted: Scripted, size: int) -> None:
+    """Java's client offers HTTP/2 with every request, and reuses the connection."""
     _, engine, service = scripted()
     sent = post(H2C) * 2 + post("Connection: Upgrade, close\r\nUpgrade: h2c\r\n")
 
@@ -88,7 +88,7 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(scripted:
     assert found.count(b"HTTP/1.1 200 OK") == 3 and found.count(b"two words") == 3 and len(engine.seen) == 3
 
 
-def test_tunnels_are_not_built(scripted: Scripted) -> None:
+def test_connect_is_refused(scripted: Scripted) -> None:
     _, _, service = scripted()
 
     async def run() -> bytes:
@@ -106,7 +106,7 @@ def test_tunnels_are_not_built(scripted: Scripted) -> None:
         ([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
     ],
 )
-def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
+def test_a_head_that_never_arrives_times_out(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
     _, _, service = scripted()
 
     async def run() -> bytes:
@@ -155,8 +155,7 @@ def test_trailers_are_dropped_and_bounded(scripted: Scripted) -> None:
     assert service.is_idle
 
 
-def test_nothing_is_written_into_a_reply(scripted: Scripted) -> None:
-    """What is no HTTP is refused behind it."""
+def test_garbage_during_a_reply_is_refused_after_it(scripted: Scripted) -> None:
     is_sent = asyncio.Event()
 
     async def halves(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -202,11 +201,11 @@ def test_requests_before_garbage_are_answered(
     found = asyncio.run(run())
     assert found.count(b"two words") == num == len(engine.seen) and found.count(b"HTTP/1.1 ") == num + 1
     assert found.rpartition(b"HTTP/1.1 ")[2].startswith(b"400") and service.is_idle
-    assert not [record for record in caplog.records if record.levelno > logging.INFO], "a refusal is no error"
+    assert not [record for record in caplog.records if record.levelno > logging.INFO], "a refusal is not an error"
 
 
-def test_requests_behind_a_refused_head_are_nobodys_however_many_they_are(scripted: Scripted) -> None:
-    """All come at once. Those behind were begun and waited for bodies, and the refusal waited for them."""
+def test_requests_after_a_refused_head_are_ignored(scripted: Scripted) -> None:
+    """All arrive in one read. The later ones once started, waited for their bodies and held up the refusal."""
     _, engine, service = scripted()
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -232,10 +231,10 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encodin
     ],
     ids=["probes", "requests", "headers", "chunks"],
 )
-def test_a_read_of_many_small_things_ends_early(
+def test_parsing_many_small_parts_stops_early(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, sent: bytes, code: bytes, callback: str
 ) -> None:
-    """However many come at once, the parser calls back for a few of them, and the first have their replies."""
+    """However many arrive in one read, the parser calls back for only some, and the first requests get replies."""
     _, _, service = scripted()
     original, num_calls = getattr(BoundedProtocol, callback), 0
 
@@ -261,7 +260,7 @@ def test_a_read_of_many_small_things_ends_early(
         assert head.count(OK) == head.count(b"HTTP/1.1 ") == MAX_PIPELINED + 1 and num_calls < 100
 
 
-def test_usual_chunks_are_taken_however_small(scripted: Scripted) -> None:
+def test_small_chunks_are_accepted_in_ordinary_numbers(scripted: Scripted) -> None:
     _, engine, service = scripted()
     body = post().partition(b"\r\n\r\n")[2] + b" " * 1800
     head = CHUNKED.replace(b"completions", b"chat/completions")[:-2] + CLOSE.encode() + b"\r\n"
@@ -277,7 +276,7 @@ def test_usual_chunks_are_taken_however_small(scripted: Scripted) -> None:
 @pytest.mark.parametrize(
     "coding", ["gzip", "gzip, chunked", "identity", "chunked, chunked", "chunked\r\nTransfer-Encoding: x"]
 )
-def test_transfer_codings_that_nobody_knows_are_refused(scripted: Scripted, coding: str) -> None:
+def test_unknown_transfer_codings_are_refused(scripted: Scripted, coding: str) -> None:
     _, engine, service = scripted()
     head, _, body = post(f"Transfer-Encoding: {coding}\r\n").partition(b"\r\n\r\n")
     head = b"\r\n".join(line for line in head.split(b"\r\n") if b"Length" not in line)
@@ -292,7 +291,7 @@ def test_transfer_codings_that_nobody_knows_are_refused(scripted: Scripted, codi
         assert orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "unsupported_transfer_coding"
 
 
-def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted: Scripted) -> None:
+def test_a_client_that_leaves_is_noticed_even_if_it_sent_another_request(scripted: Scripted) -> None:
     _, engine, service = scripted(words)
 
     async def run() -> None:
@@ -308,13 +307,13 @@ def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted
 
 
 async def boulder(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
-    """More than sockets hold, all at once."""
+    """More than socket buffers hold, all at once."""
     yield {"text": "a" * 2**25, "token_ids": (5,), "finish_reason": "stop"}
 
 
 @pytest.mark.parametrize(("script", "stream"), [(flood, True), (boulder, True), (boulder, False)])
-def test_a_client_that_does_not_read_is_given_up(scripted: Scripted, script: Any, stream: bool) -> None:
-    """Wherever its reply is: in the middle, or written but for what has no room. Its socket goes, too."""
+def test_a_client_that_does_not_read_is_disconnected(scripted: Scripted, script: Any, stream: bool) -> None:
+    """Whether the reply is still being made or is waiting for room in the buffer. The socket is closed too."""
     _, engine, service = scripted(script, sse_ping_s=0.05)
 
     async def run() -> None:
@@ -328,17 +327,17 @@ def test_a_client_that_does_not_read_is_given_up(scripted: Scripted, script: Any
 
 
 def sockets_of(port: int) -> list[str]:
-    """The server's ends of connections to a port that are still open, from the kernel's table."""
+    """The server's ends of open connections to a port, from the kernel's table."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = "01"
     return [row[2] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == established]
 
 
-def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
+def test_a_slow_reader_gets_the_whole_reply(scripted: Scripted) -> None:
     _, _, service = scripted(boulder)
 
     async def run() -> int:
-        async with listening(service, timeout_s=2.0) as port:  # all takes longer, and no part of it as long
+        async with listening(service, timeout_s=2.0) as port:  # the whole reply takes longer, no part of it does
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**18)
             writer.write(post(CLOSE))
             size = 0
@@ -363,7 +362,7 @@ def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
         ("GET /health HTTP/1.0\r\n", b"200"),
     ],
 )
-def test_a_request_names_its_host_once(scripted: Scripted, head: str, status: bytes) -> None:
+def test_an_http11_request_needs_exactly_one_host(scripted: Scripted, head: str, status: bytes) -> None:
     _, _, service = scripted()
 
     async def run() -> None:
@@ -376,7 +375,7 @@ def test_a_request_names_its_host_once(scripted: Scripted, head: str, status: by
     asyncio.run(run())
 
 
-def test_a_body_behind_a_refused_head_is_nobodys(scripted: Scripted) -> None:
+def test_a_body_after_a_refused_head_is_ignored(scripted: Scripted) -> None:
     _, engine, service = scripted()
 
     async def run() -> None:
@@ -388,7 +387,7 @@ def test_a_body_behind_a_refused_head_is_nobodys(scripted: Scripted) -> None:
     assert not engine.seen and service.is_idle
 
 
-def test_connections_beyond_the_limit_get_a_503_and_probes_an_answer(scripted: Scripted) -> None:
+def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(scripted: Scripted) -> None:
     _, _, service = scripted()
     probe = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{CLOSE}\r\n".encode()
 
@@ -401,9 +400,11 @@ def test_connections_beyond_the_limit_get_a_503_and_probes_an_answer(scripted: S
             assert error["code"] == "too_many_connections" and "--max-connections" in error["message"]
             assert (await answered(port, probe.replace(CLOSE.encode(), b""))).startswith(b"HTTP/1.1 200"), "one probe"
             waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(RESERVED)]
-            assert (await answered(port)).startswith(b"HTTP/1.1 503"), "nothing is read any more"
+            assert (await answered(port)).startswith(b"HTTP/1.1 503"), "nothing is read anymore"
             for reader, writer in waiting:
-                assert await asyncio.wait_for(reader.read(), HANG_S) == b"", "they may not keep the places of probes"
+                assert await asyncio.wait_for(reader.read(), HANG_S) == b"", (
+                    "they must not hold the places reserved for probes"
+                )
                 writer.close()
             assert (await answered(port, probe)).startswith(b"HTTP/1.1 200")
             for _, writer in idle:

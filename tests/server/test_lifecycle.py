@@ -1,4 +1,4 @@
-"""From a checkpoint to a service that is open, without a real engine."""
+"""From a checkpoint to an open service, without a real engine."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ TALK = [{"role": "user", "content": "a"}]
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
-    """The settings of every engine that was started."""
+    """The settings of every engine started."""
     seen: list[EngineSettings] = []
 
     async def fake(folder: Path, settings: EngineSettings, limits: SchedulerSettings, **how: Any) -> FakeEngine:
@@ -32,9 +32,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
     return seen
 
 
-def test_a_template_from_a_file_is_the_servers_and_part_of_its_fingerprint(
-    begun: list[EngineSettings], tmp_path: Path
-) -> None:
+def test_a_template_file_is_used_and_changes_the_fingerprint(begun: list[EngineSettings], tmp_path: Path) -> None:
     folder, file = write_qwen(tmp_path / "model"), tmp_path / "other.jinja"
     plan = Launch(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
     own = replace(plan, engine=EngineSettings(chat_template=str(file)))
@@ -55,10 +53,10 @@ def test_a_template_from_a_file_is_the_servers_and_part_of_its_fingerprint(
     assert len({fingerprint for _, fingerprint in (first, *found)}) == 3
 
 
-def test_what_only_some_texts_need_is_made_before_there_are_any(
+def test_tables_that_only_some_texts_need_are_built_at_startup(
     begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a large vocabulary it takes most of a second, in which nothing else runs."""
+    """With a large vocabulary that takes most of a second and blocks everything else."""
     plan = Launch(str(write_qwen(tmp_path / "model")), EngineSettings(), SchedulerSettings(), MediaSettings())
     engine = asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     tokenizer = engine.processor.tokenizer
@@ -67,7 +65,7 @@ def test_what_only_some_texts_need_is_made_before_there_are_any(
     assert "_longest" in vars(tokenizer)
 
 
-def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
+def test_a_revision_is_resolved_once_and_the_engine_gets_its_folder(
     begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_qwen(tmp_path / "model")
@@ -83,7 +81,7 @@ def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
     assert asked == [("org/name", "v2")] and [settings.revision for settings in begun] == [""]
 
 
-def test_a_template_that_is_not_there_stops_the_start(begun: list[EngineSettings], tmp_path: Path) -> None:
+def test_a_missing_template_file_stops_the_start(begun: list[EngineSettings], tmp_path: Path) -> None:
     folder = write_qwen(tmp_path / "model")
     plan = Launch(str(folder), EngineSettings(chat_template="gone.jinja"), SchedulerSettings(), MediaSettings())
     with pytest.raises(ConfigError, match=r"chat_template is gone\.jinja, which is not a file"):

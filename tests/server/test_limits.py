@@ -1,4 +1,4 @@
-"""What a request may cost the server, and how it is told that it costs too much."""
+"""What a request may cost the server, and the errors for those that cost too much."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Processor:
-    """As the server makes it: with a limit for all images of a request."""
+    """With a limit on all images of a request, as in the server."""
     limits = ImageLimits(max_request_pixels=1_000_000)
     return Processor.from_folder(write_qwen(tmp_path_factory.mktemp("qwen")), limits=limits)
 
@@ -44,7 +44,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def base64_image(width: int, height: int) -> str:
-    """A few bytes that stand for many."""
+    """A small file, whatever its number of pixels."""
     buffer = BytesIO()
     Image.new("1", (width, height)).save(buffer, "PNG")
     return pybase64.b64encode(buffer.getvalue()).decode()
@@ -62,7 +62,7 @@ def error_of(answer: Answer, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_work")
-def test_a_request_of_too_many_pixels_is_refused_by_its_headers(bounded: Processor) -> None:
+def test_a_request_with_too_many_pixels_is_refused_before_decoding(bounded: Processor) -> None:
     service = service_for(FakeEngine(bounded))
     error = error_of(asyncio.run(Caller(service).post(CHAT, {"messages": talk((700, 700), (800, 800))})), 413)
     assert error["code"] == "image_too_large" and error["param"] == "messages[0].content[1].image_url"
@@ -88,7 +88,7 @@ def test_decoded_images_count_as_memory(bounded: Processor, monkeypatch: pytest.
 
     monkeypatch.setattr(processors, "decode_image", decode)
     error = error_of(asyncio.run(caller.post(CHAT, {"messages": talk((500, 500))})), 413)
-    assert error["code"] == "request_too_large" and not decoded, "2,750,000 bytes could never be taken"
+    assert error["code"] == "request_too_large" and not decoded, "2,750,000 bytes could never be accepted"
     assert asyncio.run(caller.post(CHAT, {"messages": talk((300, 300))})).status == 200
     assert decoded[0] > 11 * 90_000 and service.admission.pending_bytes == 0
     with service.admission.enter(OtherCaller("other", CallerLimits())) as other:
@@ -98,7 +98,7 @@ def test_decoded_images_count_as_memory(bounded: Processor, monkeypatch: pytest.
     assert service.admission.pending_bytes == 0 and service.is_idle
 
 
-def test_a_client_that_leaves_ends_the_decoding_and_frees_its_memory(
+def test_decoding_stops_and_memory_is_freed_when_a_client_leaves(
     bounded: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine(bounded)
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_ends_the_decoding_and_frees_its_memory(
         assert await asyncio.to_thread(begun.wait, HANG_S)
         gone.set()
         await asyncio.wait_for(call, HANG_S)
-        assert service.is_idle and service.admission.pending_bytes > 5 * 3 * 8100, "the thread is still at it"
+        assert service.is_idle and service.admission.pending_bytes > 5 * 3 * 8100, "the thread is still working"
         go_on.set()
         async with asyncio.timeout(HANG_S):
             while service.admission.pending_bytes:
@@ -150,7 +150,7 @@ def test_a_client_that_leaves_ends_the_decoding_and_frees_its_memory(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_sure_to_be_too_long_is_refused_before_any_work(
+def test_prompts_that_cannot_fit_are_refused_before_any_work(
     scripted: Scripted, path: str, body: Any, param: str
 ) -> None:
     caller, engine, _ = scripted()
@@ -178,11 +178,11 @@ def test_prompts_and_outputs_are_bounded_together(processor: Processor) -> None:
     narrow = FakeEngine(processor)
     narrow.limits = SchedulerSettings(max_model_len=512, max_num_seqs=2, max_queued_requests=3)
     caller = Caller(service_for(narrow))
-    assert asyncio.run(caller.post(COMPLETIONS, {"prompt": ["a"] * 6})).status == 400, "five run and wait at the most"
+    assert asyncio.run(caller.post(COMPLETIONS, {"prompt": ["a"] * 6})).status == 400, "at most five run and wait"
 
 
-def test_as_many_are_admitted_as_the_engine_runs_and_lets_wait(processor: Processor) -> None:
-    """The command line leaves the number that runs to the machine: 0, where the engine says 4."""
+def test_admission_follows_the_engines_limits(processor: Processor) -> None:
+    """On the command line max_num_seqs is 0; the engine picks 4 for this machine."""
     asked = SchedulerSettings(max_queued_requests=2)
     engine = FakeEngine(processor)
     engine.limits = asked.resolved(is_cuda=False, max_position=512)
@@ -210,7 +210,7 @@ def test_as_many_are_admitted_as_the_engine_runs_and_lets_wait(processor: Proces
     asyncio.run(run())
 
 
-def test_slow_bodies_use_up_no_places_of_whole_ones(processor: Processor) -> None:
+def test_slow_bodies_take_no_places_from_complete_ones(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_pending_requests=2, max_reading_requests=4)
     caller = Caller(service)
 
@@ -228,7 +228,7 @@ def test_slow_bodies_use_up_no_places_of_whole_ones(processor: Processor) -> Non
         async with asyncio.timeout(HANG_S):
             while service.admission.reading < 4:
                 await asyncio.sleep(0.01)
-        assert (await caller.post(CHAT, hello)).status == 503, "these have a limit of their own"
+        assert (await caller.post(CHAT, hello)).status == 503, "slow bodies have their own limit"
         gone.set()
         await asyncio.wait_for(asyncio.gather(*slow), HANG_S)
         assert service.is_idle and service.admission.reading == 0
@@ -236,7 +236,7 @@ def test_slow_bodies_use_up_no_places_of_whole_ones(processor: Processor) -> Non
     asyncio.run(run())
 
 
-def test_sglangs_clients_may_send_base64_alone(scripted: Scripted) -> None:
+def test_sglang_clients_may_send_bare_base64(scripted: Scripted) -> None:
     caller, engine, _ = scripted()
     text = "<|vision_start|><|image_pad|><|vision_end|>see"
     for images in (base64_image(64, 96), [base64_image(64, 96)], [f"data:image/png;base64,{base64_image(64, 96)}"]):
@@ -249,7 +249,7 @@ def test_sglangs_clients_may_send_base64_alone(scripted: Scripted) -> None:
         assert error["param"] == f"image_data[{place}]", error
 
 
-def test_sglangs_clients_learn_which_token_ended_the_text(processor: Processor) -> None:
+def test_sglang_clients_learn_which_token_ended_the_text(processor: Processor) -> None:
     async def ends(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5, 6), "finish_reason": "stop"}
 
@@ -309,7 +309,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), WRONG, ids=[f"{p} {str(f)[:50]}" for p, f, _ in WRONG])
-def test_an_error_names_the_field_that_was_sent_in_words_of_its_own(
+def test_an_error_names_the_clients_field_in_our_own_words(
     scripted: Scripted, path: str, fields: dict[str, Any], param: str
 ) -> None:
     caller, engine, _ = scripted()
@@ -320,7 +320,7 @@ def test_an_error_names_the_field_that_was_sent_in_words_of_its_own(
         assert word not in error["message"], error["message"]
 
 
-def test_limits_in_messages_are_the_servers(scripted: Scripted) -> None:
+def test_errors_state_the_servers_limits(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     hello = {"messages": [{"role": "user", "content": "hi"}]}
     assert "1..16" in error_of(asyncio.run(caller.post(CHAT, {**hello, "n": 0})), 400)["message"]
@@ -329,13 +329,13 @@ def test_limits_in_messages_are_the_servers(scripted: Scripted) -> None:
     assert huge["code"] == "grammar_too_large"
 
 
-def test_whole_numbers_are_ids_however_they_are_written(scripted: Scripted) -> None:
+def test_token_ids_may_be_written_as_floats(scripted: Scripted) -> None:
     caller, engine, _ = scripted()
     assert asyncio.run(caller.post(COMPLETIONS, {"prompt": [[5, 6.0], [7]]})).status == 200
     assert [seen[0].token_ids.tolist() for seen in engine.seen] == [[5, 6], [7]]
 
 
-def test_text_is_tokenized_without_special_tokens_where_asked(tmp_path: Any) -> None:
+def test_text_is_tokenized_without_special_tokens_on_request(tmp_path: Any) -> None:
     made = Processor.from_folder(write_gemma(tmp_path))
     caller = Caller(service_for(FakeEngine(made)))
     with_bos, without, default = (
@@ -358,7 +358,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 @pytest.mark.parametrize(("reason", "is_call"), [("length", True), ("stop", False)])
-def test_a_call_that_the_length_limit_cut_off_is_told_of(scripted: Scripted, reason: str, is_call: bool) -> None:
+def test_a_call_cut_off_by_the_length_limit_is_reported(scripted: Scripted, reason: str, is_call: bool) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 2'
     caller, _, _ = scripted(script_of(text, reason))
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": "auto"}

@@ -1,4 +1,4 @@
-"""What the page's live view and the note under an answer are made of."""
+"""The data behind the page's live view and the note under an answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -33,13 +33,13 @@ def test_a_request_for_timings_gets_its_passes(scripted: Scripted) -> None:
     assert whole["passes"] == streamed[-2]["passes"] == [expected]
 
 
-def test_others_get_none(scripted: Scripted) -> None:
+def test_other_requests_get_no_passes(scripted: Scripted) -> None:
     caller, engine, _ = scripted()
     assert "passes" not in asyncio.run(caller.post("/v1/chat/completions", CHAT)).json
     assert not engine.seen[0][1].reports_passes
 
 
-def test_the_newest_passes_are_told(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_returns_the_newest_passes(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = PassShape("prefill", "", "graphs are off", 7, 0)
     asked: list[int | None] = []
     plain = engine.stats
@@ -57,7 +57,7 @@ def test_the_newest_passes_are_told(engine: FakeEngine, monkeypatch: pytest.Monk
     assert asked == [7] and found.json["scheduler"]["running"] == 0 and found.json["now"] > 0
 
 
-def test_a_number_that_is_none_is_refused(engine: FakeEngine) -> None:
+def test_an_invalid_since_is_refused(engine: FakeEngine) -> None:
     for text in (b"since=-1", b"since=x", b"since=1.5", b"since=" + b"9" * 99, b"since=%C2%B2"):
         found = asyncio.run(Caller(service_for(engine)).call("GET", "/live", b"", {}, query=text))
         assert (found.status, found.json["error"]["param"]) == (400, "since")
@@ -80,6 +80,6 @@ def test_the_load_of_the_last_minutes_is_kept_by_second() -> None:
     for _ in range(2 * KEPT_S):
         time += 1
         load.note_tokens(output=1)
-    assert KEPT_S - 1 <= len(load.seconds()) <= KEPT_S, "bounded"
+    assert KEPT_S - 1 <= len(load.seconds()) <= KEPT_S, "old seconds are dropped"
     time += 2 * KEPT_S
-    assert load.seconds() == [], "long ago"
+    assert load.seconds() == [], "everything is too old"

@@ -12,7 +12,7 @@ from saccade.server.front_end import log_to_stderr
 from saccade.server.http_errors import HttpError, explain
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
-MOST_CALLS = 100  # of Python functions, for one line; a formatted table of one takes thousands
+MAX_CALLS = 100  # Python calls for one line; formatting it as a table takes thousands
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +44,15 @@ def num_calls(error: Exception) -> int:
 def test_a_refusal_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
     explain(FULL, "an-id")
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"WARNING request an-id: {FULL}"), "a full server does what it should: no error"
+    assert line.endswith(f"WARNING request an-id: {FULL}"), "a full server works as intended: not an error"
 
 
 def test_a_refusal_costs_the_event_loop_little(capsys: pytest.CaptureFixture[str]) -> None:
     explain(FULL, "the first one looks up levels and time zones")
-    assert num_calls(FULL) < MOST_CALLS and "an-id" in capsys.readouterr().err
+    assert num_calls(FULL) < MAX_CALLS and "an-id" in capsys.readouterr().err
 
 
-def test_what_went_wrong_inside_comes_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_internal_errors_are_logged_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise KeyError("inside")
     except KeyError as error:
@@ -71,6 +71,6 @@ def test_what_went_wrong_inside_comes_with_its_traceback(capsys: pytest.CaptureF
         TimeoutError(),
     ],
 )
-def test_what_a_client_did_wrong_is_not_in_the_log(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+def test_client_errors_are_not_logged(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
     assert explain(error, "an-id").status < 500
     assert capsys.readouterr().err == ""

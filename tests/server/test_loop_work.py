@@ -1,4 +1,4 @@
-"""The event loop makes short texts into prompts itself: one after the other, and never much without a break."""
+"""The event loop prepares short texts itself, one after the other, in short slices."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 class PanicException(BaseException):
-    """As libraries written in Rust raise it."""
+    """What libraries in Rust raise when they panic."""
 
 
 def test_callers_take_turns() -> None:
@@ -42,8 +42,8 @@ def test_callers_take_turns() -> None:
     assert asyncio.run(run()) == ["a", "b", "a", "a", "a"]
 
 
-def test_the_loop_goes_on_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that says that each piece takes half a slice."""
+def test_the_loop_does_other_work_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fake clock, each piece of work takes half a slice."""
     ticks = count()
     monkeypatch.setattr(loop_work, "monotonic", lambda: float(next(ticks)))
 
@@ -56,7 +56,7 @@ def test_the_loop_goes_on_between_slices(monkeypatch: pytest.MonkeyPatch) -> Non
                 loop.call_soon(others, left - 1)
 
         calls = [asyncio.ensure_future(work.run(partial(order.append, i))) for i in range(6)]
-        await asyncio.sleep(0)  # all are in the line, and its turn comes next
+        await asyncio.sleep(0)  # all are queued, and the queue's turn is next
         loop.call_soon(others, 5)
         await asyncio.wait_for(asyncio.gather(*calls), HANG_S)
         return order
@@ -66,7 +66,7 @@ def test_the_loop_goes_on_between_slices(monkeypatch: pytest.MonkeyPatch) -> Non
     assert order[:6] == [0, 1, "others", 2, 3, "others"]
 
 
-def test_nobody_works_for_a_call_that_was_cancelled() -> None:
+def test_cancelled_calls_are_skipped() -> None:
     async def run() -> list[int]:
         work, done = LoopWork(), list[int]()
         calls = [asyncio.ensure_future(work.run(partial(done.append, i))) for i in range(3)]
@@ -80,7 +80,7 @@ def test_nobody_works_for_a_call_that_was_cancelled() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), PanicException("b"), StopIteration("c")])
-def test_what_fails_harms_nobody_else(error: BaseException) -> None:
+def test_a_failure_affects_no_other_work(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -93,8 +93,8 @@ def test_what_fails_harms_nobody_else(error: BaseException) -> None:
     assert isinstance(failed, Exception) and fine == 5
 
 
-def test_the_line_goes_on_behind_what_is_no_exception() -> None:
-    """As a signal's handler raises it while a piece is done."""
+def test_the_queue_survives_a_base_exception() -> None:
+    """Such as a signal handler raises in the middle of the work."""
 
     def leave() -> None:
         raise asyncio.CancelledError
@@ -111,7 +111,7 @@ def test_the_line_goes_on_behind_what_is_no_exception() -> None:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each prompt that is made, whether the event loop's thread makes it."""
+    """For each prompt, whether the event loop's thread made it."""
     found: list[bool] = []
     for route in (ChatRoute, CompletionRoute, GenerateRoute):
         monkeypatch.setattr(route, "prompts", _noting(route.prompts, found))
@@ -139,7 +139,7 @@ def _noting(original: Callable[..., Any], found: list[bool]) -> Callable[..., An
     ],
     ids=str,
 )
-def test_the_loop_makes_short_texts_into_prompts(
+def test_the_loop_prepares_short_texts(
     scripted: Scripted, threads: list[bool], path: str, body: dict[str, Any]
 ) -> None:
     caller, engine, _ = scripted()
@@ -161,7 +161,7 @@ def test_the_loop_makes_short_texts_into_prompts(
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_may_take_longer_than_its_body_says_is_left_to_threads(
+def test_short_bodies_that_may_be_slow_go_to_threads(
     scripted: Scripted, threads: list[bool], path: str, body: dict[str, Any]
 ) -> None:
     caller, _, _ = scripted()
@@ -169,7 +169,7 @@ def test_what_may_take_longer_than_its_body_says_is_left_to_threads(
     assert threads == [False]
 
 
-def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> None:
+def test_images_go_to_threads(scripted: Scripted, threads: list[bool]) -> None:
     caller, _, _ = scripted()
     messages = talk((40, 40))
     assert len(str(messages)) < SHORT_BYTES
@@ -177,10 +177,10 @@ def test_images_are_left_to_threads(scripted: Scripted, threads: list[bool]) -> 
     assert threads == [False]
 
 
-def test_the_loop_reads_what_is_short_but_for_its_images(
+def test_the_loop_parses_bodies_that_are_short_without_their_images(
     scripted: Scripted, threads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not where a text is long, too, nor where the images are."""
+    """Unless the text is long too, or the images are very large."""
     caller, _, _ = scripted()
     found: list[bool] = []
     monkeypatch.setattr(ChatRoute, "read", _noting(ChatRoute.read, found))
@@ -197,34 +197,34 @@ def test_the_loop_reads_what_is_short_but_for_its_images(
 
 
 @pytest.mark.parametrize(
-    ("body", "beside"),
+    ("body", "rest"),
     [
         ('["data:URL"]', '[""]'),
         ('["data:URL", "data:URL", 5]', '["", "", 5]'),
         ('["a\\"data:URL", 5]', '["a\\"", 5]'),
-        ('["a"data:URL", 5]', '["a"", 5]'),  # no JSON
+        ('["a"data:URL", 5]', '["a"", 5]'),  # not JSON
         ('["data:URL\\"[5, 5]"]', '[""[5, 5]"]'),
         ('["URL", "a data:URL"]', '["URL", "a data:URL"]'),
         ('["data:short"]', '["data:short"]'),
     ],
 )
-def test_images_do_not_count_for_the_size_of_a_body(body: str, beside: str) -> None:
+def test_data_urls_do_not_count_toward_the_size_of_a_body(body: str, rest: str) -> None:
     url = "A" * 100_000
-    assert size_without_urls(body.replace("URL", url).encode()) == len(beside.replace("URL", url))
+    assert size_without_urls(body.replace("URL", url).encode()) == len(rest.replace("URL", url))
 
 
 @pytest.fixture
 def reading_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each request of /v1/responses that is made into a chat, whether the event loop's thread does it."""
+    """For each request of /v1/responses, whether the event loop's thread read it."""
     found: list[bool] = []
     monkeypatch.setattr(ResponsesRoute, "read", _noting(ResponsesRoute.read, found))
     return found
 
 
-def test_stored_conversations_are_left_to_threads(
+def test_stored_conversations_go_to_threads(
     scripted: Scripted, threads: list[bool], reading_threads: list[bool]
 ) -> None:
-    """A short body may continue a conversation that is long, or has images."""
+    """A short body may continue a conversation that is long or has images."""
     caller, _, _ = scripted(response_store_bytes=10**6)
     image = talk((40, 40))[0]["content"][0]["image_url"]["url"]
     asked = {"role": "user", "content": [{"type": "input_image", "image_url": image}]}
@@ -240,7 +240,7 @@ def test_stored_conversations_are_left_to_threads(
     assert threads == [False] * 4 == reading_threads
 
 
-def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_that_passes_in_the_queue_is_reported(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, engine, _ = scripted()
     monkeypatch.setattr(intake, "monotonic", lambda: time.monotonic() + 3600)
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "timeout": 60}))
@@ -248,10 +248,10 @@ def test_a_deadline_that_passes_in_the_line_is_told(scripted: Scripted, monkeypa
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"user": "x" * SHORT_BYTES}], ids=["brief", "short", "long"])
-def test_parsing_counts_from_the_first_byte(
+def test_parse_time_includes_reading_the_body(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """A clock on which only reading takes time."""
+    """By the fake clock, only reading takes time."""
     caller, _, service = scripted()
     now, read, noted = [0.0], ChatRoute.read, dict[str, float]()
 

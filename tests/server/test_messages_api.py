@@ -46,7 +46,7 @@ def create(service: Service, **fields: Any) -> anthropic.types.Message:
 
 
 def refused(service: Service, **fields: Any) -> Any:
-    """The error that a request gets; the status and the type are what the client makes of it."""
+    """The status and the error that the official client raises for a request."""
     with pytest.raises(anthropic.APIStatusError) as found:
         create(service, **fields)
     body: Any = found.value.body
@@ -69,7 +69,7 @@ def test_an_answer_has_blocks_usage_and_an_id(serve: Serve) -> None:
     assert reply._request_id and reply.id.endswith(reply._request_id)
 
 
-def test_tokens_of_the_cache_are_counted_apart(serve: Serve) -> None:
+def test_cached_tokens_are_counted_separately(serve: Serve) -> None:
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,), "num_cached_tokens": 2, "finish_reason": "stop"}
 
@@ -88,13 +88,13 @@ def test_tokens_of_the_cache_are_counted_apart(serve: Serve) -> None:
         (saying(THOUGHTFUL), "tool_use", None),
     ],
 )
-def test_why_an_answer_ended(serve: Serve, script: Script, reason: str, sequence: str | None) -> None:
+def test_stop_reasons_are_anthropics(serve: Serve, script: Script, reason: str, sequence: str | None) -> None:
     service, _ = serve(script)
     reply = create(service, stop_sequences=["END"], tools=TOOLS)
     assert (reply.stop_reason, reply.stop_sequence) == (reason, sequence)
 
 
-def test_a_stream_is_the_whole_answer_in_events(serve: Serve) -> None:
+def test_the_events_of_a_stream_add_up_to_the_whole_answer(serve: Serve) -> None:
     service, _ = serve(saying(THOUGHTFUL), reasoning_parser="qwen3")
     whole = create(service, tools=TOOLS)
     assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
@@ -118,7 +118,7 @@ def test_a_stream_is_the_whole_answer_in_events(serve: Serve) -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("tool_use", whole.usage.output_tokens)
 
 
-def test_conversations_become_the_prompts_of_chat_completions(serve: Serve) -> None:
+def test_conversations_give_the_same_prompts_as_chat_completions(serve: Serve) -> None:
     service, engine = serve()
     data = base64.b64encode(encoded(picture(1))).decode()
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
@@ -158,7 +158,7 @@ def test_conversations_become_the_prompts_of_chat_completions(serve: Serve) -> N
     assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
 
 
-def test_sampling_fields_and_tool_choices_mean_the_same(serve: Serve) -> None:
+def test_sampling_fields_and_tool_choices_mean_the_same_as_in_chat_completions(serve: Serve) -> None:
     service, engine = serve()
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"temperature": 0.5, "top_p": 0.5, "top_k": 3}, {"temperature": 0.5, "top_p": 0.5, "top_k": 3}),
@@ -183,14 +183,14 @@ def test_sampling_fields_and_tool_choices_mean_the_same(serve: Serve) -> None:
         assert params == chat_params and prompt.token_ids.tolist() == chat_prompt.token_ids.tolist(), ours
 
 
-def test_a_last_message_of_the_assistant_is_continued(serve: Serve) -> None:
+def test_a_final_assistant_message_is_continued(serve: Serve) -> None:
     service, engine = serve()
     create(service, messages=[*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "The answer is ("}]}])
     text = service.engine.processor.tokenizer.decode(engine.seen[0][0].token_ids.tolist(), skip_special_tokens=False)
     assert text.endswith("The answer is (")
 
 
-def test_thinking_is_switched_and_hidden(serve: Serve, thinker: Processor) -> None:
+def test_thinking_can_be_switched_and_hidden(serve: Serve, thinker: Processor) -> None:
     service, _ = serve(saying("hm</think>yes"), own=thinker, reasoning_parser="qwen3")
     for fields, kinds in (
         ({}, ["thinking", "text"]),
@@ -229,7 +229,7 @@ def test_tokens_are_counted_without_running(serve: Serve) -> None:
     assert count == create(service, system="be brief").usage.input_tokens
 
 
-def test_a_cut_call_is_still_a_block(serve: Serve) -> None:
+def test_a_call_that_is_cut_off_is_still_a_block(serve: Serve) -> None:
     service, _ = serve(saying('<tool_call>\n{"name": "add", "arguments": {"a": 1', finish="length"))
     reply = create(service, tools=TOOLS, max_tokens=5)
     [block] = reply.content
@@ -269,7 +269,7 @@ def test_errors_name_the_field(serve: Serve, fields: dict[str, Any], param: str)
     assert status == 400 and error["type"] == "invalid_request_error" and error["param"] == param, error
 
 
-def test_errors_found_later_name_the_block_that_was_sent(serve: Serve) -> None:
+def test_late_errors_name_the_clients_block(serve: Serve) -> None:
     service, _ = serve()
     bad = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     far = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
@@ -285,7 +285,7 @@ def test_errors_found_later_name_the_block_that_was_sent(serve: Serve) -> None:
     assert error["param"] == "messages[1]" and "tool_result" in error["message"]
 
 
-def test_keys_and_statuses(serve: Serve) -> None:
+def test_errors_have_anthropics_types_and_statuses(serve: Serve) -> None:
     service, _ = serve(api_key=("secret",))
     status, error = refused(service)
     assert (status, error["type"]) == (401, "authentication_error")
@@ -323,7 +323,7 @@ def test_a_stream_that_fails_ends_with_an_error(serve: Serve) -> None:
     assert b"[DONE]" not in reply.body and reply.body.rpartition(b"event: ")[2].startswith(b"error\n")
 
 
-def test_an_aborted_request_is_told_so(serve: Serve) -> None:
+def test_an_aborted_request_gets_an_error(serve: Serve) -> None:
     service, _ = serve(saying("a", finish="abort"))
     status, error = refused(service)
     assert status == 500 and error["code"] == "aborted" and error["type"] == "api_error"

@@ -18,7 +18,7 @@ from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
-# What vLLM's Grafana file asks for.
+# The metrics that vLLM's Grafana dashboard queries.
 DASHBOARD = [
     "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_bucket",
     "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
@@ -43,7 +43,7 @@ def samples(text: str) -> dict[str, list[Any]]:
     return found
 
 
-def test_dashboards_of_vllm_find_every_name(scripted: Scripted) -> None:
+def test_vllm_dashboards_find_every_name(scripted: Scripted) -> None:
     caller, _, _ = scripted()
 
     async def run() -> dict[str, list[Any]]:
@@ -63,7 +63,7 @@ def test_dashboards_of_vllm_find_every_name(scripted: Scripted) -> None:
     assert set(VLLM_TTFT) <= edges
 
 
-def test_graphs_have_numbers_of_their_own(scripted: Scripted) -> None:
+def test_graphs_have_their_own_metrics(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     found = samples(asyncio.run(caller.get("/metrics")).body.decode())
     [replays] = found["saccade:graph_replays_total"]
@@ -110,7 +110,7 @@ def test_both_formats_have_the_same_samples(engine: FakeEngine, style: str) -> N
     plain, found = asyncio.run(run())
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert found.headers["content-type"] == f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
-    families = list(openmetrics_families(found.body.decode()))  # raises where names clash
+    families = list(openmetrics_families(found.body.decode()))  # raises if names clash
     assert {sample.name for family in families for sample in family.samples} == samples(plain.body.decode()).keys()
     with pytest.raises(ValueError, match="Clashing name"):
         list(openmetrics_families(plain.body.decode() + "# EOF\n"))
@@ -165,7 +165,7 @@ def test_a_root_path_does_not_change_labels(engine: FakeEngine) -> None:
     assert [sample.labels["path"] for sample in asyncio.run(run())["saccade:http_requests_total"]] == ["/version"]
 
 
-def test_memory_of_the_device_is_told_where_there_is_one(engine: FakeEngine) -> None:
+def test_gpu_memory_is_reported_if_there_is_a_gpu(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine))
     names = [f"saccade:gpu_memory_{word}_bytes" for word in ("used", "ready", "reserved")]
     assert not set(names) & samples(asyncio.run(caller.get("/metrics")).body.decode()).keys()
@@ -193,7 +193,7 @@ def test_processes_for_untrusted_data_are_counted(engine: FakeEngine) -> None:
     assert found["saccade:media_processes_killed_total"][0].value == 5
 
 
-def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:
+def test_tokens_are_counted_as_they_arrive(scripted: Scripted) -> None:
     counted = asyncio.Event()
 
     async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -211,7 +211,9 @@ def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:
     async def run() -> tuple[Any, Any, int]:
         call = asyncio.create_task(caller.post("/v1/chat/completions", {"messages": HELLO}))
         async with asyncio.timeout(HANG_S):
-            while 0 in (early := await scraped())[:2]:  # a scrape reads one after the other, beside the server
+            while (
+                0 in (early := await scraped())[:2]
+            ):  # a scrape reads one counter after the other while the server runs
                 await asyncio.sleep(0.01)
         counted.set()
         return (
@@ -225,7 +227,7 @@ def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("error", [RequestError("no"), CapacityError("full", retry_after_s=1)])
-def test_requests_that_the_engine_refuses_are_not_its_requests(scripted: Scripted, error: Exception) -> None:
+def test_requests_that_the_engine_refuses_do_not_count_as_ended(scripted: Scripted, error: Exception) -> None:
     async def refuses(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         if prompt is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server."""
+"""Routes for operators."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -23,14 +23,14 @@ def test_caches_are_emptied_on_request(engine: FakeEngine, method: str) -> None:
     assert (found.status, found.json, engine.num_flushes) == (200, {"status": "flushed"}, 1)
 
 
-def test_caches_of_a_busy_engine_stay(engine: FakeEngine) -> None:
+def test_caches_of_a_busy_engine_are_not_emptied(engine: FakeEngine) -> None:
     engine.running.add("1")
     found = asyncio.run(Caller(service_for(engine)).post("/flush_cache", {}))
     assert (found.status, found.json["error"]["code"], engine.num_flushes) == (400, "not_idle", 0)
     assert asyncio.run(Caller(service_for(None)).get("/flush_cache")).json["error"]["code"] == "starting"
 
 
-def test_auto_is_whatever_model_is_served(scripted: Scripted) -> None:
+def test_auto_means_the_served_model(scripted: Scripted) -> None:
     caller, _, _ = scripted(served_model_name=("mine", "other"))
     for asked, answered in (("auto", "mine"), ("", "mine"), ("other", "other")):
         found = asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": asked}))
@@ -41,7 +41,7 @@ def test_auto_is_whatever_model_is_served(scripted: Scripted) -> None:
     assert asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": "auto"})).json["model"] == "auto"
 
 
-def test_a_model_that_is_only_called_like_the_bundled_one_is_not(scripted: Scripted) -> None:
+def test_a_model_with_the_bundled_models_name_is_not_bundled(scripted: Scripted) -> None:
     caller, _, _ = scripted(served_model_name=("saccade",))
     assert asyncio.run(caller.get("/v1/models/saccade")).json["is_bundled"] is False
 
@@ -53,7 +53,7 @@ async def scored(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[
 
 
 def test_a_prompt_is_scored_without_an_answer(scripted: Scripted) -> None:
-    """What sglang#11745 asks /generate for, and the same of the other routes."""
+    """As sglang#11745 does with /generate, and likewise on the other routes."""
     caller, engine, service = scripted(scored)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Web pages cannot reach a server that only its own machine can reach, and clients that are no pages notice nothing."""
+"""Web pages of other sites cannot use a local server, and clients other than browsers notice nothing."""
 
 import asyncio
 from typing import Any
@@ -44,12 +44,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("host", OWN)
-def test_names_of_this_machine_are_answered(engine: FakeEngine, host: str) -> None:
+def test_local_host_names_are_answered(engine: FakeEngine, host: str) -> None:
     assert ask(engine, {"host": host, **JSON}).status == 200
 
 
 @pytest.mark.parametrize("host", OTHERS)
-def test_other_names_are_refused_on_every_route_but_probes(engine: FakeEngine, host: str) -> None:
+def test_other_host_names_are_refused_except_for_probes(engine: FakeEngine, host: str) -> None:
     for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/"), ("GET", "/metrics")):
         found = ask(engine, {"host": host, **JSON}, method, path)
         assert found.status == 403 and code(found) == "host_not_allowed", path
@@ -58,7 +58,7 @@ def test_other_names_are_refused_on_every_route_but_probes(engine: FakeEngine, h
     assert not engine.seen
 
 
-def test_a_host_that_is_none_is_refused(engine: FakeEngine) -> None:
+def test_a_malformed_host_is_refused(engine: FakeEngine) -> None:
     for host in ("]", "a/health?", "\\@/health", "a b", "localhost:99999999"):
         assert code(ask(engine, {"host": host, **JSON})) == "invalid_host"
 
@@ -80,7 +80,7 @@ def test_a_host_that_is_none_is_refused(engine: FakeEngine) -> None:
         ({"uds": "/tmp/s"}, ["anything.example"], []),
     ],
 )
-def test_which_names_are_answered_follows_from_the_settings(
+def test_the_settings_decide_which_host_names_are_answered(
     engine: FakeEngine, settings: dict[str, Any], allowed: list[str], refused: list[str]
 ) -> None:
     more = {"authorization": "Bearer k", **JSON}
@@ -103,8 +103,8 @@ def test_a_page_of_another_origin_reaches_nothing(engine: FakeEngine, origin: st
     assert not engine.seen and not engine.num_flushes
 
 
-def test_a_page_that_hides_its_origin_is_told_by_its_browser(engine: FakeEngine) -> None:
-    """An image of another page, or a link, is a GET without an Origin."""
+def test_a_page_without_an_origin_is_recognized_by_sec_fetch_site(engine: FakeEngine) -> None:
+    """An image or a link on another site's page is a GET without an Origin."""
     for site in ("cross-site", "same-site"):
         found = ask(engine, {"host": "localhost", "sec-fetch-site": site}, "GET", "/flush_cache")
         assert code(found) == "origin_not_allowed" and not engine.num_flushes
@@ -113,12 +113,12 @@ def test_a_page_that_hides_its_origin_is_told_by_its_browser(engine: FakeEngine)
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
-def test_the_own_page_may_call(engine: FakeEngine, host: str) -> None:
+def test_the_servers_own_page_may_call(engine: FakeEngine, host: str) -> None:
     assert ask(engine, {"host": host, "origin": f"http://{host}", **JSON}).status == 200
     behind_proxy = {"host": "127.0.0.1:8000", "origin": "https://chat.example", "sec-fetch-site": "same-origin"}
     assert ask(engine, {**behind_proxy, **JSON}).status == 200
     untyped = ask(engine, {"host": host, "origin": f"http://{host}"})
-    assert untyped.status == 415, "a browser that asks before it sends is one that says what it sends"
+    assert untyped.status == 415, "without a type, browsers send no preflight request"
 
 
 def test_allowed_origins_may_call(engine: FakeEngine) -> None:
@@ -130,7 +130,7 @@ def test_allowed_origins_may_call(engine: FakeEngine) -> None:
     assert code(found) == "origin_not_allowed"
 
 
-def test_clients_that_are_no_browsers_go_on_as_before(engine: FakeEngine) -> None:
+def test_clients_other_than_browsers_need_no_origin(engine: FakeEngine) -> None:
     for headers in ({}, JSON, {"content-type": "application/vnd.api+json"}, {"host": "127.0.0.1:8000"}):
         assert ask(engine, headers).status == 200
     assert ask(engine, {"content-type": "text/plain"}).status == 415
@@ -158,14 +158,14 @@ def test_origins_are_compared_as_browsers_write_them() -> None:
     assert all(is_foreign_page(*pair) for pair in other)
 
 
-def test_names_that_are_none_are_refused_at_the_start() -> None:
+def test_malformed_allowed_hosts_are_refused() -> None:
     for name in ("http://a", "a:80", "a/b", "", "*a"):
         with pytest.raises(ConfigError, match="--allowed-hosts"):
             ServerSettings(allowed_hosts=(name,))
     OriginRules(ServerSettings(allowed_hosts=("a-b.example", "10.0.0.1")), has_keys=False)
 
 
-def test_the_page_runs_its_own_script_and_nothing_else(engine: FakeEngine) -> None:
+def test_the_page_runs_only_its_own_script(engine: FakeEngine) -> None:
     for path in ("/", "/page/main.js", "/page/style.css"):
         found = ask(engine, {"host": "localhost"}, "GET", path)
         policy = dict(rule.split(" ", 1) for rule in found.headers["content-security-policy"].split("; "))

@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v1/score and /v1/rerank, by the official client and without, in front of a real engine."""
+"""/v1/embeddings, /v1/score and /v1/rerank in front of a real engine, with and without the official client."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ EMBED, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 
 
 class Rig:
-    """The server's parts around an engine in this process."""
+    """The server around an engine in this process."""
 
     def __init__(self, made: tiny.Tiny) -> None:
         self.made = made
@@ -88,11 +88,11 @@ def picture() -> str:
 
 
 class TestEmbeddings:
-    def test_the_official_client_gets_them_in_order(self, rig: Rig) -> None:
+    def test_the_official_client_gets_embeddings_in_order(self, rig: Rig) -> None:
         texts = ["a fox", "the document", "yes"]
 
         async def use(client: openai.AsyncOpenAI) -> Any:
-            plain = await client.embeddings.create(model="m", input=texts)  # base64, which it decodes
+            plain = await client.embeddings.create(model="m", input=texts)  # sent as base64, which the client decodes
             floats = await client.embeddings.create(model="m", input=texts, encoding_format="float", dimensions=9)
             ids = await client.embeddings.create(model="m", input=[[5, 6, 7], [8]], user="somebody")
             return plain, floats, ids, await client.embeddings.create(model="m", input=[5, 6, 7])
@@ -109,7 +109,7 @@ class TestEmbeddings:
         np.testing.assert_allclose(ids.data[1].embedding, rig.embedding(text_prompt([8])), atol=CLOSE)
         np.testing.assert_allclose(one.data[0].embedding, rig.embedding(text_prompt([5, 6, 7])), atol=CLOSE)
 
-    def test_pooling_and_length_can_be_asked_for(self, rig: Rig) -> None:
+    def test_pooling_and_normalization_can_be_chosen(self, rig: Rig) -> None:
         found = rig.post(EMBED, {"input": "a fox", "pooling": "mean", "normalize": False}).json
         right = oracle_vectors(rig.made, rig.text("a fox"), (5,))["mean"]
         np.testing.assert_allclose(found["data"][0]["embedding"], right, atol=CLOSE)
@@ -123,7 +123,7 @@ class TestEmbeddings:
         found = asyncio.run(Caller(service).post(EMBED, {"input": "a fox"})).json["data"][0]["embedding"]
         np.testing.assert_allclose(found, rig.embedding(rig.text("a fox"), "mean"), atol=CLOSE)
 
-    def test_messages_with_an_image_have_one(self, rig: Rig) -> None:
+    def test_messages_with_an_image_get_one_embedding(self, rig: Rig) -> None:
         parts = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "a fox"}]
         found = rig.post(EMBED, {"messages": [{"role": "user", "content": parts}]})
         [prompt] = rig.seen
@@ -170,12 +170,12 @@ class TestEmbeddings:
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}]}, None, ""),
         ],
     )
-    def test_what_is_wrong_is_named(self, rig: Rig, body: Any, param: str | None, said: str) -> None:
+    def test_errors_name_the_field(self, rig: Rig, body: Any, param: str | None, said: str) -> None:
         found, message = rig.refused(EMBED, body)
         assert said in message
         assert found == param or (param is None and (found or "").startswith("messages[0].content[0]"))
 
-    def test_fields_about_sampling_are_ignored(self, rig: Rig) -> None:
+    def test_sampling_fields_are_ignored(self, rig: Rig) -> None:
         assert rig.post(EMBED, {"input": "a", "temperature": 9, "max_tokens": 5, "n": 3}).status == 200
 
 
@@ -193,7 +193,7 @@ class TestRanking:
         assert pairs[1]["score"] != pytest.approx(found.json["data"][1]["score"], abs=1e-9)
 
     @pytest.mark.parametrize("path", [RERANK, "/rerank", "/v2/rerank"])
-    def test_documents_come_back_in_order(self, rig: Rig, path: str) -> None:
+    def test_documents_are_ordered_by_score(self, rig: Rig, path: str) -> None:
         documents = ["the document", {"text": "a fox"}, "no", {"content": [{"type": "text", "text": "yes"}]}]
         found = rig.post(path, {"query": "a fox", "documents": documents}).json["results"]
         right = [rig.odds(prompt) for prompt in rig.seen]
@@ -243,12 +243,12 @@ class TestRanking:
             (RERANK, {"query": "a", "documents": ["a", {"image": "http://x/y"}]}, "documents[1]", ""),
         ],
     )
-    def test_what_is_wrong_is_named(self, rig: Rig, path: str, body: Any, param: str, said: str) -> None:
+    def test_errors_name_the_field(self, rig: Rig, path: str, body: Any, param: str, said: str) -> None:
         found, message = rig.refused(path, body)
         assert (found or "").startswith(param) and said in message
 
     def test_a_vocabulary_without_the_answers_is_refused(self, processor: Processor) -> None:
-        """Of a model whose tokenizer writes yes in several tokens."""
+        """This tokenizer writes yes as several tokens."""
         service = service_for(FakeEngine(processor))
         found = asyncio.run(Caller(service).post(SCORE, {"text_1": "a", "text_2": "b"}))
         assert found.status == 400
@@ -263,7 +263,7 @@ def test_an_aborted_request_gets_an_error(rig: Rig) -> None:
     assert (found.status, found.json["error"]["code"]) == (500, "aborted")
 
 
-def test_broken_numbers_are_an_error_and_no_retry(rig: Rig) -> None:
+def test_invalid_numbers_are_an_error_without_retry(rig: Rig) -> None:
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"finish_reason": "error", "stop_reason": "the model's hidden states are not numbers"}
 

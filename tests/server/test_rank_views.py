@@ -1,4 +1,4 @@
-"""What a server tells of the ranks that share its model."""
+"""What a server reports about the ranks that share its model."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ TWO = TensorParallel(
 )
 
 
-def test_graphs_and_metrics_know_the_ranks(engine: FakeEngine) -> None:
+def test_graphs_and_metrics_show_the_ranks(engine: FakeEngine) -> None:
     engine.ready = structs.replace(engine.ready, ranks=TWO)
     caller = Caller(service_for(engine))
     shown = asyncio.run(caller.get("/graphs")).json["ranks"]
@@ -55,7 +55,7 @@ def test_graphs_and_metrics_know_the_ranks(engine: FakeEngine) -> None:
     assert (info.labels, info.value) == ({"backend": "symmetric memory"}, 1)
 
 
-def test_one_rank_sums_nothing_up(engine: FakeEngine) -> None:
+def test_a_single_rank_has_no_all_reduce(engine: FakeEngine) -> None:
     caller = Caller(service_for(engine))
     found = samples(asyncio.run(caller.get("/metrics")).body.decode())
     assert found["saccade:tensor_parallel_size"][0].value == 1 and "saccade:all_reduce_info" not in found
@@ -83,17 +83,17 @@ def test_one_rank_sums_nothing_up(engine: FakeEngine) -> None:
         (ONE_RANK, "1 rank"),
     ],
 )
-def test_a_line_says_what_is_in_use(ranks: TensorParallel, text: str) -> None:
+def test_the_summary_names_backend_and_algorithms(ranks: TensorParallel, text: str) -> None:
     assert ranks.summary() == text
 
 
-def test_ranks_come_through_the_socket_as_they_are() -> None:
+def test_ranks_survive_the_wire() -> None:
     ready = Ready(SchedulerSettings(), 64, 16, 0, TWO)
     assert decode_reply(encode(ready)) == ready
 
 
-def test_what_collectives_tell_is_understood() -> None:
-    """The words of `describe` in kernels/symmetric_collectives.py."""
+def test_the_description_of_collectives_is_understood() -> None:
+    """The fields of `describe` in kernels/symmetric_collectives.py."""
     said = {
         "rank": 0,
         "size": 2,
@@ -107,7 +107,7 @@ def test_what_collectives_tell_is_understood() -> None:
     assert found.all_reduce == (AllReduceChoice(algorithm="one_shot"),) and found.microseconds == said["microseconds"]
 
 
-def test_a_start_says_how_ranks_sum_up(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_prints_the_summary_of_the_ranks(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(*given: Any) -> FakeEngine:
         return engine
 

@@ -1,4 +1,4 @@
-"""Many large bodies at once: a few are read at a time, callers take turns, and nobody who is slow is in the way."""
+"""Many large bodies at once: a few are read at a time, callers take turns, and slow clients hold nobody up."""
 
 import asyncio
 from typing import Any
@@ -25,8 +25,8 @@ async def read(turns: ReadTurns, receive: Any) -> int:
     return sum(map(len, parts))
 
 
-def test_few_bodies_are_read_at_a_time_beyond_their_beginning() -> None:
-    """A part comes in every turn of the loop for whoever is read from, as it does when everybody sends at once."""
+def test_only_a_few_bodies_are_read_at_a_time() -> None:
+    """Everybody sends at once: a read takes one turn of the loop. The first part of a body needs no turn."""
     turns, num_read, most = ReadTurns(8), 0, 0
 
     def sender(num_parts: int) -> Any:
@@ -34,7 +34,7 @@ def test_few_bodies_are_read_at_a_time_beyond_their_beginning() -> None:
 
         async def receive() -> Any:
             nonlocal left, num_read, most
-            if left == 0:  # nothing comes but the end of the connection
+            if left == 0:  # only the end of the connection can come now
                 await asyncio.sleep(HANG_S)
             is_more = left < num_parts
             num_read += is_more
@@ -70,7 +70,7 @@ def test_callers_take_turns() -> None:
     assert order.index("other") <= 2 and len(order) == 41
 
 
-def test_a_slow_client_loses_its_turn_and_is_heard_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_loses_its_turn_and_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_turns, "PATIENCE_S", 0.01)
 
     async def run() -> None:
@@ -89,7 +89,7 @@ def test_a_slow_client_loses_its_turn_and_is_heard_later(monkeypatch: pytest.Mon
         sends.set()
         await task
         async with turns.turn("fast"):
-            assert turns._num_free == 0, "a turn that ended twice is still one"
+            assert turns._num_free == 0, "a turn that ended twice is freed once"
 
     asyncio.run(asyncio.wait_for(run(), HANG_S))
 
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_passes_its_turn_on() -> None:
             waits, leaves, last = (asyncio.create_task(part()) for _ in range(3))
             await asyncio.sleep(0)
             leaves.cancel()
-        waits.cancel()  # it has just been given the turn
+        waits.cancel()  # it has just got the turn
         await asyncio.wait({waits, leaves, last})
         assert waits.cancelled() and leaves.cancelled() and not last.cancelled()
         assert turns._num_free == 1 and not turns._line

@@ -1,4 +1,4 @@
-"""Reasoning apart from the answer, however the text is cut, whoever opened the block."""
+"""Reasoning is split from the answer, however the text is cut and whoever opened the block."""
 
 import asyncio
 import re
@@ -61,7 +61,7 @@ def streamed(caller: Caller, **fields: Any) -> list[dict[str, Any]]:
 
 
 def whole(text: str, *, is_open: bool) -> tuple[str, str]:
-    """What a parser that sees all of a text at once would say."""
+    """What a parser returns that sees the whole text at once."""
     if match := re.match(r"\s*<think>", text):
         text = text[match.end() :]
     elif not is_open:
@@ -89,7 +89,7 @@ def test_cuts_make_no_difference(is_open: bool) -> None:
         assert got == whole(text, is_open=is_open), repr(text)
 
 
-def test_reasoning_is_given_out_as_it_comes() -> None:
+def test_reasoning_is_returned_as_it_arrives() -> None:
     parser = ReasoningParser(is_open=True)
     assert parser.push("\nfirst ") == ("first ", "") and parser.push("2 < 3\n") == ("2 < 3", "")
     assert parser.push("so</th") == ("\nso", "") and parser.push("ink>\n") == ("", "")
@@ -97,7 +97,7 @@ def test_reasoning_is_given_out_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("opens", [True, False])
-def test_reasoning_and_answer_have_fields_of_their_own(serve: Serve, opens: bool) -> None:
+def test_reasoning_and_answer_have_separate_fields(serve: Serve, opens: bool) -> None:
     text = ("" if opens else "<think>\n") + "let me see\n</think>\n\nforty-two"
     caller, _ = serve(saying(text), opens=opens)
     found = message(caller)
@@ -107,10 +107,10 @@ def test_reasoning_and_answer_have_fields_of_their_own(serve: Serve, opens: bool
     for name, expected in (("reasoning_content", "let me see"), ("reasoning", "let me see"), ("content", "forty-two")):
         assert "".join(part["delta"].get(name) or "" for part in parts) == expected
     kinds = [next(iter(part["delta"])) for part in parts[1:-1]]
-    assert kinds == sorted(kinds, reverse=True), "no reasoning behind the answer"
+    assert kinds == sorted(kinds, reverse=True), "no reasoning after the answer"
 
 
-def test_without_an_end_everything_is_reasoning(serve: Serve) -> None:
+def test_without_a_closing_tag_everything_is_reasoning(serve: Serve) -> None:
     caller, _ = serve(saying("let me see </thi", finish="length"))
     found = message(caller)
     assert found["reasoning_content"] == "let me see </thi" and found["content"] is None
@@ -123,16 +123,15 @@ def test_an_answer_without_reasoning_is_content(serve: Serve) -> None:
     assert found["content"] == "plain <think>text</think>" and found["reasoning_content"] is None
 
 
-def test_a_template_that_closes_the_block_has_answers_only(serve: Serve) -> None:
-    """Whatever its switch is called: the prompt tells."""
-    caller, engine = serve(saying("forty-two"))
+def test_if_the_template_closes_the_block_everything_is_answer(serve: Serve) -> None:
+    """The prompt decides, whatever the template calls its switch."""
+    caller, _ = serve(saying("forty-two"))
     found = message(caller, chat_template_kwargs={"enable_thinking": False})
     assert found["content"] == "forty-two" and found["reasoning_content"] is None
     assert message(caller)["content"] is None, "the same words in an open block are reasoning"
-    del engine
 
 
-def test_a_user_who_spells_the_tag_opens_no_block(serve: Serve) -> None:
+def test_a_tag_in_a_users_text_opens_no_block(serve: Serve) -> None:
     caller, _ = serve(saying("forty-two"), opens=False)
     for text in ("<think>", "what is <think>\n"):
         assert message(caller, messages=[{"role": "user", "content": text}])["content"] == "forty-two"
@@ -149,7 +148,7 @@ def test_a_continued_message_may_be_inside_a_block(serve: Serve, processor: Proc
     assert not ends_in_reasoning([], processor.tokenizer, is_continued=True)
 
 
-def test_calls_come_behind_reasoning_and_not_from_it(serve: Serve) -> None:
+def test_calls_are_found_after_reasoning_and_not_inside_it(serve: Serve) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     caller, _ = serve(saying(f"I could say {call}, or\n</think>\n\nSure.\n{call}", step=5))
     found = message(caller, tools=TOOLS)
@@ -162,7 +161,7 @@ def test_calls_come_behind_reasoning_and_not_from_it(serve: Serve) -> None:
     assert names[0] == "add" and len(names) > 2 and not any(names[1:])
 
 
-def test_every_output_has_reasoning_of_its_own(serve: Serve) -> None:
+def test_every_output_has_its_own_reasoning(serve: Serve) -> None:
     texts = ["a</think>b", "longer thought</think>longer answer", "never ends"]
     caller, _ = serve(saying(*texts))
     reply = asyncio.run(caller.post(CHAT, {"messages": HELLO, "n": 3})).json
@@ -193,7 +192,9 @@ def test_the_parser_is_off_unless_asked_for(serve: Serve) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-OPEN = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}  # closed all the same
+OPEN = {
+    name: value for name, value in SCHEMA.items() if name != "additionalProperties"
+}  # other properties are refused all the same
 WISHES: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, '{"b":[1]}', "[1]"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, '{"a":1}', '{"a":"x"}'),
@@ -206,7 +207,7 @@ WISHES: list[tuple[dict[str, Any], str, str]] = [
 
 
 class _Bytes:
-    """A vocabulary of bytes, and the closing tag as a token of its own."""
+    """A vocabulary of bytes, with the closing tag as a single token."""
 
     tokens = (*(bytes([i]) for i in range(256)), b"</think>", b"<end>")
     special_token_ids = (257,)
@@ -226,7 +227,7 @@ def follows(grammar: Grammar, *parts: str) -> bool:
 
 
 @pytest.mark.parametrize(("wish", "right", "wrong"), WISHES, ids=lambda value: next(iter(value), "")[:12])
-def test_structure_is_for_what_follows_the_reasoning(serve: Serve, wish: Any, right: str, wrong: str) -> None:
+def test_structure_applies_after_the_reasoning(serve: Serve, wish: Any, right: str, wrong: str) -> None:
     caller, engine = serve(saying(f'{{"I": \n think\n</think>\n\n{right}'))
     found = message(caller, **wish)
     assert found["reasoning_content"] == '{"I": \n think'
@@ -240,7 +241,7 @@ def test_structure_is_for_what_follows_the_reasoning(serve: Serve, wish: Any, ri
 
 @pytest.mark.parametrize(("wish", "right", "wrong"), WISHES, ids=lambda value: next(iter(value), "")[:12])
 def test_structure_alone_leaves_no_room_for_reasoning(serve: Serve, wish: Any, right: str, wrong: str) -> None:
-    """Where the model would have to open the block itself, the grammar begins with the first token."""
+    """If the model has to open the block itself, the grammar applies from the first token."""
     caller, engine = serve(saying(right), opens=False)
     found = message(caller, **wish)
     assert found["tool_calls"] if "tools" in wish else found["content"] == right
@@ -248,7 +249,7 @@ def test_structure_alone_leaves_no_room_for_reasoning(serve: Serve, wish: Any, r
     assert grammar is not None and follows(grammar, right) and not follows(grammar, wrong)
 
 
-def test_a_grammar_of_ones_own_is_refused_in_an_open_block(serve: Serve) -> None:
+def test_a_custom_grammar_is_refused_in_an_open_block(serve: Serve) -> None:
     caller, engine = serve(saying("x"))
     fields = {"messages": HELLO, "structured_outputs": {"grammar": 'start: call\ncall: "x"'}}
     reply = asyncio.run(caller.post(CHAT, fields))

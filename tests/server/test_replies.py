@@ -1,4 +1,4 @@
-"""Replies, whole and in chunks: the same answer, the shapes that clients rely on."""
+"""Replies, whole and streamed: the same answer, in the formats that clients rely on."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ def test_chunks_add_up_to_the_whole(scripted: Scripted) -> None:
     assert whole["usage"]["completion_tokens"] == 4
 
 
-def test_a_prompt_that_was_computed_for_the_first_output_was_not_cached_before(scripted: Scripted) -> None:
+def test_a_prompt_computed_for_the_first_output_does_not_count_as_cached(scripted: Scripted) -> None:
     async def forked(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         yield {"index": 0, "text": "a", "token_ids": (5,), "finish_reason": "stop", "num_cached_tokens": 1}
         yield {"index": 1, "text": "b", "token_ids": (6,), "finish_reason": "stop", "num_cached_tokens": 4}
@@ -73,7 +73,7 @@ def test_a_prompt_that_was_computed_for_the_first_output_was_not_cached_before(s
     assert usage["prompt_tokens_details"]["cached_tokens"] == 1
 
 
-def test_log_probabilities_are_numbers_and_ranked(engine: FakeEngine) -> None:
+def test_logprobs_are_finite_and_ranked(engine: FakeEngine) -> None:
     tokenizer = engine.processor.tokenizer
     found = {5: Logprob(float("-inf"), 40), 6: Logprob(-0.1, 1), 7: Logprob(-2.0, 2)}
     [entry] = chat_entries(tokenizer, [5], [found], 2)
@@ -84,7 +84,7 @@ def test_log_probabilities_are_numbers_and_ranked(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("has_usage", [False, True])
-def test_spliced_chunks_are_the_json_that_was_meant(has_usage: bool) -> None:
+def test_spliced_chunks_are_the_intended_json(has_usage: bool) -> None:
     head = {"id": 'a"b', "object": "o", "created": 1, "model": "m"}
     writer = ChunkWriter(head, has_usage=has_usage)
     line = writer.choice(3, b'"delta":{"content":"x"}', finish=b'"stop"', more=b',"stop_reason":7')
@@ -110,7 +110,7 @@ def test_long_silence_is_broken_by_comments(scripted: Scripted) -> None:
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in found.events[:-1]) == "ab"
 
 
-def test_timings_come_when_asked_for(scripted: Scripted) -> None:
+def test_timings_are_sent_on_request(scripted: Scripted) -> None:
     async def timed(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,), "finish_reason": "stop", "timings": {"queue": 0.25, "prefill": 0.5}}
 
@@ -132,7 +132,7 @@ def test_requests_reach_the_engine_with_salt_priority_and_deadline(scripted: Scr
     assert asyncio.run(caller.post(CHAT, body)).status == 200
     [(_, params, more)] = engine.seen
     assert more["cache_salt"] == "mine" and more["turn"].priority == -3 and params.temperature == 0.25
-    assert 0 < more["deadline"] - time.monotonic() <= 100, "the server's limit is the smaller"
+    assert 0 < more["deadline"] - time.monotonic() <= 100, "the server's limit is smaller"
 
 
 def test_many_prompts_are_run_together_and_fail_together(scripted: Scripted) -> None:
@@ -153,7 +153,7 @@ def test_many_prompts_are_run_together_and_fail_together(scripted: Scripted) -> 
     assert asyncio.run(caller.post("/v1/completions", {"prompt": ["a"] * 1025})).status == 400
 
 
-def test_tokens_of_messages_count_their_images(scripted: Scripted) -> None:
+def test_token_counts_of_messages_include_images(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     content = [{"type": "text", "text": "see"}, image_part(encoded(picture(0, (64, 96))))]
     messages = [{"role": "user", "content": content}]
@@ -247,7 +247,7 @@ def test_video_frames_become_a_video(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("given", ["Zażółć gęślą 🙂 图片", "a<|im_end|>b", "\U0001f9ff\U0001f9ff", "é"])
 def test_offsets_point_into_the_text(processor: Processor, given: str) -> None:
-    """A token of whole characters stands at its offset; a part of a character has the offset of that character."""
+    """A token of whole characters is found at its offset; part of a character has that character's offset."""
     tokenizer = processor.tokenizer
     ids = processor.text(given).token_ids.tolist()
     scores = CompletionScores(tokenizer, 0)
@@ -264,7 +264,7 @@ def test_offsets_point_into_the_text(processor: Processor, given: str) -> None:
         assert 0 <= offset <= len(whole)
 
 
-def test_what_the_tokenizer_adds_before_a_prompt_has_no_place_in_its_text(tmp_path: Path) -> None:
+def test_tokens_added_before_a_prompt_start_at_offset_zero(tmp_path: Path) -> None:
     processor = Processor.from_folder(write_gemma(tmp_path))
     ids = processor.text("The dog").token_ids.tolist()
     scores = CompletionScores(processor.tokenizer, 0)
@@ -274,7 +274,7 @@ def test_what_the_tokenizer_adds_before_a_prompt_has_no_place_in_its_text(tmp_pa
     assert "The dog"[found["text_offset"][-1] :] == found["tokens"][-1]
 
 
-def test_a_broken_part_is_named(scripted: Scripted) -> None:
+def test_an_error_names_the_broken_part(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": ""}}]
     messages = [*HELLO, {"role": "user", "content": parts}]
@@ -283,7 +283,7 @@ def test_a_broken_part_is_named(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [("developer", "system"), ("function", "tool")])
-def test_other_names_of_roles_are_not_left_out(scripted: Scripted, given: str, meant: str) -> None:
+def test_aliases_of_roles_are_not_dropped(scripted: Scripted, given: str, meant: str) -> None:
     """The template writes nothing for a role it does not know."""
     caller, _, _ = scripted()
 
@@ -296,7 +296,7 @@ def test_other_names_of_roles_are_not_left_out(scripted: Scripted, given: str, m
     assert "KEEP" in rendered(given) and rendered(given) == rendered(meant)
 
 
-def test_sglangs_chunks_hold_all_that_came_before(scripted: Scripted) -> None:
+def test_sglang_chunks_are_cumulative(scripted: Scripted) -> None:
     caller, _, _ = scripted(interleaved)
     asked = {"text": "hi", "sampling_params": {"n": 2}, "return_logprob": True, "top_logprobs_num": 1}
     whole = asyncio.run(caller.post("/generate", asked)).json
@@ -310,7 +310,7 @@ def test_sglangs_chunks_hold_all_that_came_before(scripted: Scripted) -> None:
             assert last["meta_info"][key] == whole[index]["meta_info"][key]
 
 
-def test_sglangs_scores_are_in_its_shape(scripted: Scripted) -> None:
+def test_sglang_logprobs_have_sglangs_format(scripted: Scripted) -> None:
     async def scored(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         ids = prompt.token_ids.tolist()
         scores = (None, *({token: Logprob(-1.0, 2), 7: Logprob(-0.5, 1)} for token in ids[1:]))
@@ -340,7 +340,7 @@ def test_sglangs_scores_are_in_its_shape(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("name", ["stop_regex", "structural_tag", "custom_params"])
-def test_what_sglang_can_and_this_cannot_is_refused_wherever_it_is(scripted: Scripted, name: str) -> None:
+def test_unsupported_sglang_parameters_are_refused_even_if_nested(scripted: Scripted, name: str) -> None:
     caller, engine, _ = scripted(strict=True)
     answer = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {name: "x"}}))
     error = answer.json["error"]
@@ -350,7 +350,7 @@ def test_what_sglang_can_and_this_cannot_is_refused_wherever_it_is(scripted: Scr
     assert odd.status == 200 and odd.headers["x-ignored-fields"] == "even,sampling_params.odd"
 
 
-def test_sglangs_token_ids_are_called_by_their_name(scripted: Scripted) -> None:
+def test_sglang_errors_name_input_ids_or_text(scripted: Scripted) -> None:
     async def refuses(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         if prompt is not None:
             raise RequestError("no", param="prompt")
@@ -361,7 +361,7 @@ def test_sglangs_token_ids_are_called_by_their_name(scripted: Scripted) -> None:
         assert asyncio.run(caller.post("/generate", body)).json["error"]["param"] == param
 
 
-def test_prompt_scores_of_many_prompts_come_with_their_choices(scripted: Scripted) -> None:
+def test_each_choice_has_the_logprobs_of_its_prompt(scripted: Scripted) -> None:
     async def scored(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
         ids = prompt.token_ids.tolist()
         scores = (None, *({token: Logprob(-float(token), 1)} for token in ids[1:]))

@@ -1,4 +1,4 @@
-"""From fields to sampling: what is taken, refused, or filled in by the checkpoint."""
+"""From request fields to sampling: what is accepted, refused, or supplied by the checkpoint."""
 
 import math
 from typing import Any
@@ -28,14 +28,14 @@ def chat(**fields: Any) -> SamplingParams:
     return chat_params(request, SETTINGS, DEFAULTS)
 
 
-def test_the_checkpoint_fills_in_what_a_request_leaves_open() -> None:
+def test_the_checkpoint_supplies_defaults() -> None:
     assert (chat().temperature, chat().top_k, chat().top_p) == (0.3, 9, 1.0)
     assert chat(temperature=0, top_k=-1).temperature == 0 and chat(top_k=-1).top_k == 0
     request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
     assert chat_params(request, SETTINGS, None) == SamplingParams(max_tokens=None)
 
 
-def test_fields_arrive_where_they_belong() -> None:
+def test_request_fields_become_sampling_params() -> None:
     found = chat(
         n=2, seed=-5, stop="x", stop_token_ids=[3], ignore_eos=True, min_tokens=1, logit_bias={"5": -3}, max_tokens=9,
         presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, min_p=0.1, top_p=0.5, logprobs=True,
@@ -50,7 +50,7 @@ def test_fields_arrive_where_they_belong() -> None:
     )  # fmt: skip
 
 
-def test_the_newer_name_of_the_length_wins() -> None:
+def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
     assert chat(max_tokens=5).max_tokens == 5 and chat().max_tokens is None
     assert chat(max_tokens=16.0).max_tokens == 16, "JSON has one kind of number"
@@ -148,7 +148,7 @@ def test_completions_have_their_own_defaults() -> None:
             params(prompt=prompt)
 
 
-def test_sglangs_names_are_understood() -> None:
+def test_sglang_names_are_understood() -> None:
     body = {
         "text": "a",
         "return_logprob": True,
@@ -159,7 +159,7 @@ def test_sglangs_names_are_understood() -> None:
     found = generate_params(read_request(GenerateRequest, orjson.dumps(body))[0], SETTINGS, DEFAULTS)
     assert (found.max_tokens, found.min_tokens, found.seed, found.stop) == (4, 1, 3, ("x",))
     assert (found.logprobs, found.prompt_logprobs, found.grammar) == (2, 2, Grammar("regex", "a"))
-    assert found.prompt_logprobs_start == 5, "what is before may come from the prefix cache"
+    assert found.prompt_logprobs_start == 5, "earlier tokens may come from the prefix cache"
     with pytest.raises(RequestError, match="logprob_start_len is 2147483648"):
         too_far = orjson.dumps(body | {"logprob_start_len": 2**31})
         generate_params(read_request(GenerateRequest, too_far)[0], SETTINGS, DEFAULTS)
@@ -179,13 +179,13 @@ def test_unknown_fields_are_named_safely() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_settings_say_what_is_wrong_with_them(wrong: dict[str, Any]) -> None:
+def test_errors_about_settings_name_a_flag(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as refused:
         ServerSettings(**wrong)
     assert "--" in str(refused.value)
 
 
-def test_only_addresses_of_this_machine_are_local() -> None:
+def test_only_loopback_hosts_are_local() -> None:
     local = {
         host: ServerSettings(host=host).is_local for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "10.1.1.1")
     }

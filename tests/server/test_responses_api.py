@@ -54,11 +54,11 @@ def posted(service: Service, path: str, body: dict[str, Any]) -> Any:
 
 
 def said(engine: FakeEngine) -> str:
-    """The last prompt."""
+    """The text of the last prompt."""
     return engine.processor.tokenizer.decode(engine.seen[-1][0].token_ids.tolist(), skip_special_tokens=False)
 
 
-def test_an_answer_has_items_usage_and_what_was_asked(serve: Serve) -> None:
+def test_an_answer_has_items_usage_and_the_requests_fields(serve: Serve) -> None:
     service, engine = serve()
     reply = create(service, instructions="be brief", max_output_tokens=9, metadata={"a": "b"}, temperature=0.5)
     assert reply.id.startswith("resp_") and reply.object == "response" and reply.model == "m"
@@ -72,7 +72,7 @@ def test_an_answer_has_items_usage_and_what_was_asked(serve: Serve) -> None:
     assert engine.seen[0][1].max_tokens == 9 and "be brief" in said(engine)
 
 
-def test_an_answer_that_is_cut_is_incomplete(serve: Serve) -> None:
+def test_an_answer_that_is_cut_off_is_incomplete(serve: Serve) -> None:
     reply = create(serve(saying("abc", finish="length"))[0])
     assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
     assert reply.output[0].status == "incomplete" and reply.output_text == "abc"
@@ -81,7 +81,7 @@ def test_an_answer_that_is_cut_is_incomplete(serve: Serve) -> None:
     assert call.type == "function_call" and call.arguments == '{"a": 1' and call.status == "incomplete"
 
 
-def test_a_stream_is_the_whole_answer_in_events(serve: Serve) -> None:
+def test_the_events_of_a_stream_add_up_to_the_whole_answer(serve: Serve) -> None:
     service, _ = serve(saying(THOUGHTFUL), reasoning_parser="qwen3")
     whole = create(service, tools=TOOLS)
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
@@ -117,7 +117,7 @@ def test_a_stream_is_the_whole_answer_in_events(serve: Serve) -> None:
     assert final.usage == whole.usage
 
 
-def test_inputs_become_the_prompts_of_chat_completions(serve: Serve) -> None:
+def test_inputs_give_the_same_prompts_as_chat_completions(serve: Serve) -> None:
     service, engine = serve()
     url = data_url(encoded(picture(1)))
     image = {"type": "input_image", "image_url": url, "detail": "original"}
@@ -157,7 +157,7 @@ def test_inputs_become_the_prompts_of_chat_completions(serve: Serve) -> None:
     assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
 
 
-def test_fields_mean_the_same(serve: Serve) -> None:
+def test_fields_mean_the_same_as_in_chat_completions(serve: Serve) -> None:
     service, engine = serve()
     schema = {"name": "sum", "schema": SCHEMA, "strict": True}
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -214,7 +214,7 @@ def test_thinking_can_be_switched_off(serve: Serve) -> None:
     assert create(service, reasoning={"effort": "high"}).reasoning.effort == "high"
 
 
-def test_a_conversation_goes_on_where_it_is_stored(serve: Serve) -> None:
+def test_a_stored_conversation_can_be_continued(serve: Serve) -> None:
     service, engine = serve(saying(THOUGHTFUL), response_store_bytes=10**6)
     first = create(service, input="one", tools=TOOLS)
     assert first.model_extra["store"] is True
@@ -241,8 +241,8 @@ def test_a_conversation_of_another_caller_is_not_found(serve: Serve) -> None:
     assert asyncio.run(ask("a", previous_response_id=first)).status == 200
 
 
-def test_conversations_of_requests_with_one_id_do_not_mix(serve: Serve) -> None:
-    """Whoever passes the id of a trace on gives it to several requests, some at the same time."""
+def test_conversations_with_the_same_request_id_do_not_mix(serve: Serve) -> None:
+    """A client that forwards a trace id sends it with several requests, some at the same time."""
     both = asyncio.Event()
 
     async def waiting(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
@@ -270,22 +270,22 @@ def test_the_store_is_bounded() -> None:
     store, one = ResponseStore(10_000), EMPTY_CONVERSATION.then(["x" * 3000])
     for name in ("a", "b"):
         store.begin("me", name, one)
-        assert store.get("me", name) is None, "it runs"
+        assert store.get("me", name) is None, "it is still running"
         store.finish("me", name, [])
-    assert store.get("me", "a") == one, "used, so that b goes first"
+    assert store.get("me", "a") == one, "now b is evicted first"
     store.begin("me", "c", one)
     store.finish("me", "c", [])
     assert [store.get("me", name) is not None for name in "abc"] == [True, False, True]
     assert store.num_bytes == 2 * one.num_bytes <= 10_000
     store.begin("me", "large", EMPTY_CONVERSATION.then(["x" * 20_000]))
     store.finish("me", "large", [])
-    assert store.get("me", "large") is None and store.get("me", "a") == one, "it makes no room for what cannot fit"
+    assert store.get("me", "large") is None and store.get("me", "a") == one, "nothing is evicted for what cannot fit"
     store.begin("me", "grows", one)
     store.finish("me", "grows", ["x" * 20_000])
     assert store.get("me", "grows") is None and store.num_bytes <= 10_000
 
 
-def test_only_what_runs_is_dropped() -> None:
+def test_only_running_requests_are_dropped() -> None:
     store = ResponseStore(10_000)
     store.begin("me", "a", EMPTY_CONVERSATION)
     store.finish("me", "a", ["x"])
@@ -300,7 +300,7 @@ def test_only_what_runs_is_dropped() -> None:
     assert store.num_bytes == 0
 
 
-def test_what_fails_is_not_kept(serve: Serve) -> None:
+def test_failed_requests_are_not_stored(serve: Serve) -> None:
     service, _ = serve(response_store_bytes=10**6)
     message = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
     assert refused(service, input=[message])[0] == 400 and service.responses.num_bytes == 0
@@ -346,7 +346,7 @@ def test_errors_name_the_field(serve: Serve, fields: dict[str, Any], param: str)
     assert status == 400 and error["param"] == param, error
 
 
-def test_errors_found_later_name_the_item_that_was_sent(serve: Serve) -> None:
+def test_late_errors_name_the_clients_item(serve: Serve) -> None:
     service, _ = serve(response_store_bytes=10**6)
     for url in ("data:image/png;base64,AAAA", "https://example.com/a.png"):
         message = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
@@ -359,7 +359,7 @@ def test_errors_found_later_name_the_item_that_was_sent(serve: Serve) -> None:
     assert status == 400 and error["param"] == "input" and error["code"] == "context_length_exceeded"
 
 
-def test_what_a_reply_could_not_write_is_refused(serve: Serve) -> None:
+def test_tools_nested_too_deeply_for_the_reply_are_refused(serve: Serve) -> None:
     schema: Any = {}
     for _ in range(245):
         schema = {"a": schema}
@@ -367,7 +367,7 @@ def test_what_a_reply_could_not_write_is_refused(serve: Serve) -> None:
     assert refused(serve()[0], tools=[tool])[0] == 400
 
 
-def test_a_stream_that_fails_says_so(serve: Serve) -> None:
+def test_a_stream_that_fails_ends_with_an_error(serve: Serve) -> None:
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,)}
         yield {"finish_reason": "error", "stop_reason": "broken"}

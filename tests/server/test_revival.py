@@ -1,4 +1,4 @@
-"""Health that tells: what is saturated, what does not move, and an engine that is started again."""
+"""Health reports saturated and stuck parts, and a dead engine is restarted."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
 CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
 
 
-def test_an_engine_is_given_up_after_some_tries_in_a_row() -> None:
+def test_restarts_stop_after_some_tries_in_a_row() -> None:
     now = 0.0
     back_off = BackOff(lambda: now)
     delays = [back_off.next_delay_s() for _ in range(MAX_TRIES + 1)]
@@ -47,7 +47,7 @@ def plan(tmp_path: Path) -> Launch:
 
 
 @pytest.mark.parametrize("num_failures", [0, 2, MAX_TRIES])
-def test_a_dead_engine_is_followed_by_another(
+def test_a_dead_engine_is_replaced(
     engine: FakeEngine, plan: Launch, monkeypatch: pytest.MonkeyPatch, num_failures: int
 ) -> None:
     made = service_for(engine, restart_engine=True)
@@ -92,7 +92,7 @@ def test_requests_of_a_dead_engine_end_with_a_reason(scripted: Scripted, restart
     assert ("is being started again" in found.json["error"]["message"]) == restarts
 
 
-def test_a_queue_that_does_not_move_is_a_sign(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_queue_degrades_health(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, _, made = scripted(preprocess_threads=1)
     is_free, is_begun = threading.Event(), threading.Event()
     later = [0.0]
@@ -112,21 +112,21 @@ def test_a_queue_that_does_not_move_is_a_sign(scripted: Scripted, monkeypatch: p
         assert found["status"] == "degraded" and "to be prepared" in found["reasons"][0]
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        assert (await caller.get("/health")).json == {"status": "ok"}, "whoever left waits no more"
+        assert (await caller.get("/health")).json == {"status": "ok"}, "a cancelled request no longer waits"
         is_free.set()
         await first
 
     asyncio.run(run())
 
 
-def test_others_may_add_their_signs(engine: FakeEngine) -> None:
+def test_other_owners_may_add_signs(engine: FakeEngine) -> None:
     made = service_for(engine)
     made.signs.append(lambda: "all decoders are busy")
     found = asyncio.run(Caller(made).get("/health"))
     assert found.status == 200 and found.json == {"status": "degraded", "reasons": ["all decoders are busy"]}
 
 
-def test_an_engine_with_work_that_says_nothing_is_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_engine_with_work_is_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(liveness, "monotonic", lambda: now[0])
     found = Liveness()

@@ -1,4 +1,4 @@
-"""A start says how far it is; a server that cannot start says why and ends."""
+"""A starting server shows its progress; one that cannot start says why and exits."""
 
 import asyncio
 import socket
@@ -25,14 +25,14 @@ def _same_interpreter() -> object:
     sys.setswitchinterval(before)
 
 
-def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert serve("m", ServerSettings(port=port)) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_many_connections_at_once_are_let_in_within_a_few_turns_of_the_loop() -> None:
+def test_many_connections_are_accepted_within_a_few_turns_of_the_loop() -> None:
     turns = 0
 
     async def run(listener: socket.socket, num: int) -> None:
@@ -63,7 +63,7 @@ def test_many_connections_at_once_are_let_in_within_a_few_turns_of_the_loop() ->
     assert turns < 128 // 4
 
 
-def test_tls_files_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_invalid_tls_files_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "pem").write_text("garbage")
     file = str(tmp_path / "pem")
     assert serve("m", ServerSettings(port=0, ssl_keyfile=file, ssl_certfile=file)) == 2
@@ -71,7 +71,7 @@ def test_tls_files_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "--ssl-certfile" in said and "Traceback" not in said
 
 
-def test_a_unix_socket_of_another_server_is_not_taken_away(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_unix_socket_of_another_server_is_not_removed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -79,7 +79,7 @@ def test_a_unix_socket_of_another_server_is_not_taken_away(capsys: pytest.Captur
         assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
         assert "another server" in capsys.readouterr().err and path.is_socket()
     assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
-    assert "nothing" in capsys.readouterr().err and not path.exists(), "one that is left behind is in nobody's way"
+    assert "nothing" in capsys.readouterr().err and not path.exists(), "a stale socket is removed"
 
 
 def test_a_file_is_not_taken_for_a_socket(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_a_file_is_not_taken_for_a_socket(capsys: pytest.CaptureFixture[str], tm
     assert "--uds" in capsys.readouterr().err and (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert serve(str(tmp_path / "nothing"), ServerSettings(port=0)) == 2
     said = capsys.readouterr().err
     assert "nothing" in said and "Traceback" not in said and "ready on" not in said
 
 
-def test_a_stage_shows_how_far_it_is() -> None:
+def test_a_stage_shows_its_progress() -> None:
     said: list[str] = []
     shown: list[str] = []
     stages = Stages(said.append, "first", monotonic(), shown.append)

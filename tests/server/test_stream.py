@@ -1,4 +1,4 @@
-"""What the engine sends, as its consumer gets it."""
+"""What a consumer gets of the engine's messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,8 +22,8 @@ from saccade.wire.update import Finish, FinishReason
 from tests.server.fake import Caller, FakeEngine, service_for
 
 
-def test_tokens_behind_a_stop_string_are_nobodys(processor: Processor) -> None:
-    """Tokens that waited for a slow reader come together; those behind the stop string are not of the output."""
+def test_tokens_after_a_stop_string_are_dropped(processor: Processor) -> None:
+    """Tokens that waited for a slow reader arrive together; those after the stop string are not part of the output."""
     tokenizer = processor.tokenizer
     ids = tuple(processor.text("one STOP two three").token_ids.tolist())
     stream = RequestStream(0, "r", processor.text("x"), SamplingParams(stop="STOP", max_tokens=99), tokenizer)
@@ -39,7 +39,7 @@ def test_tokens_behind_a_stop_string_are_nobodys(processor: Processor) -> None:
 
 
 class TestFirstBlank:
-    """Vocabularies that begin every text with a blank, which their decoders drop again."""
+    """Vocabularies that begin every text with a blank, which their decoders drop."""
 
     @pytest.fixture(params=["strip", "metaspace"])
     def blank(self, request: pytest.FixtureRequest) -> Processor:
@@ -65,10 +65,10 @@ class TestFirstBlank:
         assert joined == decode([*prompt, *more]) == "The capital is Paris is"
         assert self.answer(blank, blank.text("[]"), more) == " Paris is"
 
-    def test_an_answer_is_a_text_of_its_own(self, blank: Processor) -> None:
+    def test_an_answer_starts_a_new_text(self, blank: Processor) -> None:
         talk = [{"role": "user", "content": "]"}]
         assert self.answer(blank, blank.chat(talk), (7, 6)) == "Paris is"
-        assert self.answer(blank, blank.tokens([1]), (7, 6)) == "Paris is", "there is nothing to go on in"
+        assert self.answer(blank, blank.tokens([1]), (7, 6)) == "Paris is", "there is no text to continue"
         talk.append({"role": "assistant", "content": "]"})
         continued = blank.chat(talk, add_generation_prompt=False, continue_final_message=True)
         assert self.answer(blank, continued, (7, 6)) == " Paris is"
@@ -87,7 +87,7 @@ class TestFirstBlank:
         assert found["choices"][0]["logprobs"]["text_offset"] == [0, text.index(" is")]
 
 
-def test_memory_in_use_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_in_use_is_that_of_the_whole_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)

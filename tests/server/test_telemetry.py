@@ -101,7 +101,7 @@ def test_a_request_is_a_span_of_the_clients_trace(scripted: Scripted, collector:
     assert (text.name, text.parent_span_id) == ("text_completion tiny", b"") and text.trace_id.hex() != trace_id
 
 
-def test_a_failure_is_an_error_of_its_span(scripted: Scripted, collector: Collector) -> None:
+def test_a_failed_request_has_an_error_span(scripted: Scripted, collector: Collector) -> None:
     caller, _, service = scripted(broken, otlp_traces_endpoint=f"{collector.url}/some/where")
 
     async def run() -> None:
@@ -114,7 +114,7 @@ def test_a_failure_is_an_error_of_its_span(scripted: Scripted, collector: Collec
     assert attributes(span)["error.type"] == "engine_error"
 
 
-def test_without_an_endpoint_there_is_nothing(scripted: Scripted) -> None:
+def test_without_an_endpoint_there_is_no_telemetry(scripted: Scripted) -> None:
     assert scripted()[2].telemetry is None
 
 

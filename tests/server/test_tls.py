@@ -1,4 +1,4 @@
-"""TLS: certificates of clients, and files that are replaced while the server runs."""
+"""TLS: client certificates, and files that are replaced while the server runs."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is needed to ma
 
 
 def make(folder: Path, name: str, *more: str) -> None:
-    """A certificate for localhost that signed itself; `name` is who it is."""
+    """Writes a self-signed certificate for localhost with the subject `name`."""
     assert OPENSSL is not None
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), "-days", "2"]
@@ -46,7 +46,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 def use(made: Path, folder: Path, name: str, kinds: tuple[str, ...] = ("key", "pem")) -> None:
-    """Replaces the server's files, as tools that renew certificates do."""
+    """Replaces the server's files as renewal tools do."""
     for kind in kinds:
         shutil.copy(made / f"{name}.{kind}", folder / "new")
         (folder / "new").replace(folder / f"server.{kind}")
@@ -109,7 +109,7 @@ async def is_let_in(port: int, made: Path, name: str | None) -> bool:
         return False
 
 
-def test_clients_need_a_certificate_of_the_given_authority(made: Path, folder: Path) -> None:
+def test_clients_need_a_certificate_from_the_given_authority(made: Path, folder: Path) -> None:
     async def run() -> None:
         files = TlsFiles(settings(folder, ssl_ca_certs=str(folder / "ca.pem")))
         async with listening(files) as port:
@@ -118,7 +118,7 @@ def test_clients_need_a_certificate_of_the_given_authority(made: Path, folder: P
             os.utime(folder / "ca.pem", (1, 1))
             assert files.refresh()
             found = [await is_let_in(port, made, name) for name in ("alice", "bob", None)]
-            assert found == [False, True, False], "an authority that was taken out is out"
+            assert found == [False, True, False], "a removed authority is no longer trusted"
         optional = TlsFiles(settings(folder, ssl_ca_certs=str(folder / "ca.pem"), ssl_cert_reqs="1"))
         async with listening(optional) as port:
             assert [await is_let_in(port, made, name) for name in ("alice", "bob", None)] == [False, True, True]
@@ -126,7 +126,7 @@ def test_clients_need_a_certificate_of_the_given_authority(made: Path, folder: P
     asyncio.run(run())
 
 
-def test_what_cannot_work_is_said_at_the_start(made: Path, folder: Path) -> None:
+def test_unusable_tls_settings_are_refused_at_startup(made: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match="--ssl-certfile"):
         ServerSettings(ssl_ca_certs=str(folder / "ca.pem"))
     for more in ({"ssl_cert_reqs": "required"}, {"ssl_ca_certs": str(folder / "none.pem")}):
@@ -140,7 +140,7 @@ def test_what_cannot_work_is_said_at_the_start(made: Path, folder: Path) -> None
         TlsFiles(settings(folder))
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Path, folder: Path) -> None:
+def test_a_key_with_a_password_is_refused_without_a_prompt(made: Path, folder: Path) -> None:
     assert OPENSSL is not None
     locked = [OPENSSL, "ec", "-in", str(made / "first.key"), "-out", str(folder / "server.key"), "-aes256"]
     subprocess.run([*locked, "-passout", "pass:secret"], check=True, capture_output=True)

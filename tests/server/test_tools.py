@@ -1,4 +1,4 @@
-"""Tool calls: found however the text is cut, given back when they are none, forced by a grammar."""
+"""Tool calls: found however the text is cut, returned as text if invalid, forced by a grammar."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def compact(value: Any) -> str:
 
 
 def collect(events: list[ToolEvent]) -> tuple[str, Calls]:
-    """The text, and the calls with their arguments read; ids differ."""
+    """The text, and the calls with parsed arguments. Checks the order of events, and that ids differ."""
     content, calls, ids, num_ended = "", list[tuple[str, str]](), set[str](), 0
     for event in events:
         match event:
@@ -104,8 +104,8 @@ TEXTS: dict[str, tuple[str, str, Calls]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_calls_and_text_are_the_same_however_they_come(name: str) -> None:
-    """Streamed as well as whole, but for a call that turns out to be none when some of it has been told."""
+def test_calls_and_text_are_the_same_however_the_text_is_cut(name: str) -> None:
+    """Also in a stream, except for a call that turns out to be invalid after part of it was reported."""
     text, content, calls = TEXTS[name]
     random = Random(name)
     for is_streamed in (False, True) if name != "NaN" else (False,):
@@ -127,7 +127,7 @@ def test_nothing_is_lost_and_nothing_raises(pieces: list[str]) -> None:
         assert content == text
 
 
-def test_text_is_told_at_once_unless_it_may_begin_a_call() -> None:
+def test_text_is_reported_at_once_unless_it_may_begin_a_call() -> None:
     parser = HermesParser()
     assert parser.push("Hello <b") == [Content("Hello <b")]
     assert parser.push("> <tool") == [Content(">")]
@@ -139,7 +139,7 @@ def test_text_is_told_at_once_unless_it_may_begin_a_call() -> None:
     assert parser.num_calls == 1 and parser.finish() == []
 
 
-def test_a_stream_has_a_call_as_soon_as_its_arguments_begin() -> None:
+def test_a_stream_reports_a_call_as_soon_as_its_arguments_begin() -> None:
     parser = HermesParser(is_streamed=True, new_id=lambda: "id")
     assert parser.push('Hm.\n<tool_call>\n{"name": "f", "arguments": ') == [Content("Hm.")]
     assert parser.push("{") == [CallBegin(0, "id", "f"), CallArguments(0, "{")] and parser.num_calls == 1
@@ -152,7 +152,7 @@ def test_a_stream_has_a_call_as_soon_as_its_arguments_begin() -> None:
     assert parser.push("</tool_call>") == [] and parser.finish() == []
 
 
-def test_a_stream_has_calls_of_llama_as_soon_as_their_arguments_begin() -> None:
+def test_a_stream_reports_llama_calls_as_soon_as_their_arguments_begin() -> None:
     parser = LlamaParser(is_streamed=True, new_id=lambda: "id")
     assert parser.push(' {"name": "f", "parameters"') == [] and parser.push(": ") == []
     assert parser.push('{"a": ') == [CallBegin(0, "id", "f"), CallArguments(0, '{"a": ')]
@@ -174,7 +174,7 @@ def test_a_stream_has_calls_of_llama_as_soon_as_their_arguments_begin() -> None:
         ('{"x": "</tool_call> Hm', '{"x": "</tool_call> Hm'),
     ],
 )
-def test_what_was_streamed_of_a_broken_call_is_what_the_model_wrote(arguments: str, told: str) -> None:
+def test_a_broken_call_is_streamed_as_the_model_wrote_it(arguments: str, told: str) -> None:
     text = '<tool_call>{"name": "f", "arguments": ' + arguments
     for pieces in ([text], list(text)):
         parser = HermesParser(is_streamed=True, new_id=lambda: "id")
@@ -183,7 +183,7 @@ def test_what_was_streamed_of_a_broken_call_is_what_the_model_wrote(arguments: s
         assert content == (" Hm" if told[-2:] != "Hm" else "")
         assert "".join(event.text for event in events if isinstance(event, CallArguments)) == told
         assert [type(event) for event in events].count(CallEnd) == 1
-    assert parse(text) == (text, []), "a whole reply can still give it back as text"
+    assert parse(text) == (text, []), "a whole reply can still return it as text"
 
 
 def test_ids_are_new_for_every_call() -> None:
@@ -194,7 +194,7 @@ def test_ids_are_new_for_every_call() -> None:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama3_json"])
-def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
+def test_without_parallel_calls_only_the_first_is_reported(style: Any) -> None:
     texts = {
         "hermes": f"Hm. {call('a', {})} {call('b', {})} and so on",
         "llama3_json": '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}',
@@ -221,14 +221,14 @@ def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
         ("", "", []),
     ],
 )
-def test_calls_of_llama(text: str, content: str, calls: Calls) -> None:
+def test_llama_calls_are_parsed(text: str, content: str, calls: Calls) -> None:
     for cuts in ([], list(range(len(text))), [1], [2, 3]):
         assert parse(text, cuts, LlamaParser()) == (content, calls)
-        if not text.endswith("and more"):  # too late for a stream
+        if not text.endswith("and more"):  # a stream has already reported the call
             assert parse(text, cuts, LlamaParser(is_streamed=True)) == (content, calls)
 
 
-def test_a_template_tells_the_style() -> None:
+def test_the_template_decides_the_style() -> None:
     assert tool_style(None) == "hermes" and tool_style("{{ <tool_call> }}") == "hermes"
     assert tool_style('respond in the format {"name": function, "parameters": dictionary}') == "llama3_json"
 
@@ -255,7 +255,7 @@ class Bytes:
 
 @pytest.fixture(scope="module")
 def accepts() -> Callable[[Grammar, str], bool]:
-    """Whether a text is one of a grammar's."""
+    """Whether a grammar accepts a text."""
     compiler = GrammarCompiler(Bytes(), 257, frozenset({256}))
 
     def check(grammar: Grammar, text: str) -> bool:
@@ -271,7 +271,7 @@ Accepts = Callable[[Grammar, str], bool]
 BERN, STOP = call("get_weather", {"city": "Bern"}), call("stop.now-2", {})
 
 
-def test_a_required_call_is_any_of_the_tools_and_what_fits_is_parsed(accepts: Accepts) -> None:
+def test_a_required_call_may_be_any_of_the_tools_and_is_parsed(accepts: Accepts) -> None:
     grammar = tool_grammar(TOOLS, "required")
     assert grammar is not None
     for text in (BERN, STOP, f"{BERN}\n{STOP}\n{BERN}", call("stop.now-2", {"any": 1})):
@@ -302,7 +302,7 @@ def test_a_free_choice_needs_no_grammar(choice: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["any", 3, {}, {"function": 3}, {"function": {"name": "nobody"}}, ["required"]])
-def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
+def test_an_invalid_tool_choice_is_refused(choice: Any) -> None:
     with pytest.raises(RequestError) as caught:
         tool_grammar(TOOLS, choice)
     assert caught.value.param == "tool_choice"
@@ -333,7 +333,7 @@ def test_bad_tools_are_refused(tools: Any) -> None:
         tool_grammar(tools, "required")
 
 
-def test_many_tools_of_a_usual_size_pass() -> None:
+def test_many_tools_of_ordinary_size_pass() -> None:
     field = {"anyOf": [{"type": "string", "description": "x" * 200}, {"type": "null"}]}
     parameters = {"type": "object", "properties": {f"field_{i}": field for i in range(8)}}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters}} for i in range(60)]
@@ -343,7 +343,7 @@ def test_many_tools_of_a_usual_size_pass() -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "integer", "multipleOf": 1_000_003}, {"const": float("nan")}, {"type": 3}])
-def test_schemas_of_tools_keep_the_limits_of_schemas(schema: Any) -> None:
+def test_tool_schemas_are_limited_like_other_schemas(schema: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
     with pytest.raises(RequestError):
         grammar = tool_grammar(tools, "required")
@@ -353,8 +353,8 @@ def test_schemas_of_tools_keep_the_limits_of_schemas(schema: Any) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("end", range(1, 70))
-def test_a_hermes_call_may_be_cut_anywhere(end: int, is_streamed: bool) -> None:
-    """Behind its name, whatever came of its arguments is a call's; before, all of it is text."""
+def test_a_hermes_call_may_be_cut_off_anywhere(end: int, is_streamed: bool) -> None:
+    """Once its arguments have begun, it is reported with those so far; before that it is text."""
     whole = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": 2}]}}\n</tool_call>'
     begin = whole.index('{"a"')
     parser = HermesParser(new_id=lambda: "id", is_streamed=is_streamed)
@@ -366,7 +366,7 @@ def test_a_hermes_call_may_be_cut_anywhere(end: int, is_streamed: bool) -> None:
     assert events == [CallBegin(0, "id", "f"), CallArguments(0, arguments), CallEnd(0)]
 
 
-def test_llama_calls_may_be_cut_in_the_last_of_them() -> None:
+def test_the_last_llama_call_may_be_cut_off() -> None:
     first, second = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b; c": [2'
     for is_streamed in (False, True):
         parser = LlamaParser(new_id=lambda: "id", is_streamed=is_streamed)

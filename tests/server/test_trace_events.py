@@ -10,7 +10,7 @@ PHASES = ("vision", "prefill", "decode", "head", "sample")
 
 
 def made_up(rng: np.random.Generator) -> tuple[EngineTrace, dict[str, PreparedRequest]]:
-    """Passes that follow each other, and requests that got as far as chance had it."""
+    """Passes one after the other, and requests that each reached a random stage."""
     begin = float(rng.uniform(0, 1e6))
     end, now = begin + 5, begin
     passes = []
@@ -36,7 +36,7 @@ def made_up(rng: np.random.Generator) -> tuple[EngineTrace, dict[str, PreparedRe
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_trace_keeps_the_format(seed: int) -> None:
+def test_any_trace_follows_the_format(seed: int) -> None:
     trace, prepared = made_up(np.random.default_rng(seed))
     tracks = spans_of(trace_document(trace, prepared))
     passes = [span for (process, _), spans in tracks.items() if process == "engine" for span in spans]
@@ -52,7 +52,7 @@ def test_any_trace_keeps_the_format(seed: int) -> None:
         assert whole["name"] == "request" and whole["dur"] == pytest.approx(sum(one["dur"] for one in stages), abs=1)
 
 
-def test_spans_that_cross_are_noticed() -> None:
+def test_crossing_spans_are_noticed() -> None:
     with pytest.raises(AssertionError, match="outlasts"):
         check_nesting([{"ts": 0.0, "dur": 2.0}, {"ts": 1.0, "dur": 2.0}])
 

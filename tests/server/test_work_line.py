@@ -13,7 +13,7 @@ def stats(**given: float) -> SchedulerStats:
     return SchedulerStats(**{**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0), **given})  # type: ignore[arg-type]
 
 
-def test_a_line_tells_rates_load_and_shares() -> None:
+def test_a_line_shows_rates_load_and_shares() -> None:
     done = WorkTotals(12_345, 500, looked_up=200, found=50, real_rows=90, padded_rows=10)
     found = line_of(done, 10.0, stats(running=3, waiting=1, kv_usage=0.256, encoder_usage=0.5, encoder_queries=2), 4)
     assert found == (
@@ -22,18 +22,18 @@ def test_a_line_tells_rates_load_and_shares() -> None:
     )
 
 
-def test_what_did_not_happen_is_left_out() -> None:
+def test_empty_figures_are_left_out() -> None:
     found = line_of(WorkTotals(0, 10), 10.0, stats(running=1), 0)
     assert found == "0.0 prompt and 1.0 generated tokens/s, 1 running, 0 waiting, KV cache 0%"
 
 
-def test_several_engines_are_one_line() -> None:
+def test_several_engines_share_a_line() -> None:
     two = sum_of([stats(running=3, waiting=1, kv_usage=0.2), stats(running=1, kv_usage=0.4)])
     assert (two.running, two.waiting, round(two.kv_usage, 6)) == (4, 1, 0.3)
     assert WorkTotals(output_tokens=5, found=2).since(WorkTotals(output_tokens=3, found=9)) == WorkTotals(0, 2)
 
 
-def test_only_seconds_of_work_count(engine: FakeEngine) -> None:
+def test_only_busy_seconds_count(engine: FakeEngine) -> None:
     service = service_for(engine)
     said: list[str] = []
     line = WorkLine(service, said.append)
@@ -52,7 +52,7 @@ def test_only_seconds_of_work_count(engine: FakeEngine) -> None:
     asyncio.run(run())
 
 
-def test_a_silent_engine_is_told_of_later(engine: FakeEngine) -> None:
+def test_work_of_a_silent_engine_is_reported_later(engine: FakeEngine) -> None:
     service = service_for(engine)
     said: list[str] = []
     line = WorkLine(service, said.append)

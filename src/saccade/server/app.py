@@ -117,7 +117,7 @@ class AdmissionMiddleware:
         if isinstance(error, ClientGoneError):
             raise error
         found = explain(error, exchange.id)
-        if exchange.has_started:  # a reply that has begun cannot be replaced: close the connection
+        if exchange.has_started:  # too late for an error reply: close the connection
             raise error
         await found.response(exchange.envelope(found))(scope, exchange.receive, exchange.send)
 
@@ -169,7 +169,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's browser client sends many of its own
+            allow_headers=["*"],  # OpenAI's browser client sends many custom ones
             expose_headers=[ID_HEADER.decode()],
         )
     ]

@@ -34,7 +34,7 @@ from saccade.server.work_line import WorkLine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
-GRACE_S = 5  # for connections to close after all replies
+GRACE_S = 5  # for connections to close after the last replies
 BACKLOG = 2048
 NUM_LISTENERS = 16
 MAX_CONNECTIONS, SPARE_FILES = 16384, 256
@@ -60,7 +60,9 @@ def serve(
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
-            warnings.filterwarnings("ignore", module="PIL")  # it would describe clients' files in the server's log
+            warnings.filterwarnings(
+                "ignore", module="PIL"
+            )  # its warnings would put clients' files into the server's log
             log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config()

@@ -1,6 +1,6 @@
-"""Error replies: OpenAI's nested envelope with fixed texts of our own. What another library says about a request goes
-to the log, not to the client. Two exceptions concern only what the client wrote: one bounded, printable line from
-llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`)."""
+"""Error replies: OpenAI's nested envelope with our own fixed texts. Messages from other libraries go to the log, not to
+the client. There are two exceptions, both about what the client wrote: one bounded, printable line from llguidance
+about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`)."""
 
 import logging
 import math

@@ -22,12 +22,9 @@ class ServerSettings:
     root_path: str = setting("", "path prefix under which a proxy serves this server")
     ssl_keyfile: str = setting("", "TLS key file")
     ssl_certfile: str = setting("", "TLS certificate file; it is reloaded when it, the key or the CA file changes")
-    ssl_ca_certs: str = setting(
-        "", "file of CA certificates; clients must then have a certificate from one of these CAs"
-    )
+    ssl_ca_certs: str = setting("", "file of CA certificates; clients must then have a certificate from one of them")
     ssl_cert_reqs: str = setting(
-        "",
-        "certificates of clients, with --ssl-ca-certs: none, optional or required (or 0, 1, 2); required by default",
+        "", "client certificates, with --ssl-ca-certs: none, optional or required (or 0, 1, 2); by default required"
     )
     allowed_hosts: tuple[Word, ...] = setting(
         (),
@@ -36,8 +33,7 @@ class ServerSettings:
         "without a dot are allowed too, and with --api-key any name, unless names are given here",
     )
     max_connections: int = setting(
-        0,
-        "most connections at once; further ones get a 503. 0 means 16384, or fewer if the process may open fewer files",
+        0, "most connections at once; others get a 503. 0 means 16384, or fewer if the process may open fewer files"
     )
     api_key: tuple[str, ...] = setting(
         (),
@@ -52,15 +48,11 @@ class ServerSettings:
         False, "let everybody go ahead of others with a priority below 0; --limits can allow that for single keys"
     )
     allowed_origins: str = setting("", 'origins of web pages that may call this server, such as ["https://a.example"]')
-    served_model_name: tuple[str, ...] = setting(
-        (), "name of the model in the API; by default as given on the command line"
-    )
+    served_model_name: tuple[str, ...] = setting((), "name of the model in the API; by default MODEL as it was given")
     reasoning_parser: str = setting(
         "", "qwen3 turns <think>...</think> before an answer into reasoning_content; empty leaves it in the text"
     )
-    generation_config: str = setting(
-        "auto", "sampling defaults: auto takes the checkpoint's, none (or vllm) neutral ones"
-    )
+    generation_config: str = setting("auto", "sampling defaults: auto (the checkpoint's), none or vllm (neutral)")
     data_parallel_size: int = setting(
         1, "engines behind this server, each with the whole model on its own GPUs (on a CPU, in its own process)"
     )
@@ -109,7 +101,7 @@ class ServerSettings:
     )
     dead_engine_s: float = setting(
         30.0,
-        "seconds that a server still answers (503) after its engine died, before it exits with code 1; 0 means forever",
+        "seconds that the server still answers (503) after its engine died, before it exits with code 1; 0 is forever",
     )
     metrics_style: str = setting("own", "names of metrics: own (ours and vLLM's), vllm or sglang")
     otlp_traces_endpoint: str = setting(
@@ -145,9 +137,7 @@ class ServerSettings:
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs needs TLS; set --ssl-keyfile and --ssl-certfile too")
         if self.ssl_cert_reqs not in ("", "none", "0") and not self.ssl_ca_certs:
-            raise ConfigError(
-                f"ssl_cert_reqs is {self.ssl_cert_reqs}; it needs a file of CA certificates (--ssl-ca-certs)"
-            )
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it needs CA certificates (--ssl-ca-certs)")
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(self, name) and not Path(getattr(self, name)).is_file():
                 raise _refuse(name, getattr(self, name), "there is no such file")
@@ -196,7 +186,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "keep_alive_s": (1, 10**6),
-    "profile_max_s": (0.1, 30),  # writing it blocks steps, and the watchdog must not see a hang
+    "profile_max_s": (0.1, 30),  # writing a longer one would block steps until the watchdog sees a hang
     **dict.fromkeys(
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),

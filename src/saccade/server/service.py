@@ -81,7 +81,7 @@ class Service:
         self._revival = ""  # why the engine is being restarted
         self._serials = count()
         self._running: dict[str, set[str]] = {}
-        self.last_output: float | None = None  # a time of the monotonic clock
+        self.last_output: float | None = None  # on the monotonic clock
         self.traced = TracedRequests()
         self.telemetry = new_telemetry(settings.otlp_traces_endpoint)
 
@@ -154,8 +154,8 @@ class Service:
         *,
         configuration: bytes = b"",
     ) -> None:
-        """Starts to accept requests. `configuration` is everything that answers depend on except the
-        weights; its hash is in every answer, so that clients notice when it changes."""
+        """Starts to accept requests. `configuration` is everything but the weights that answers depend on; its hash is
+        in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _max_inside(engine.limits)
@@ -168,7 +168,7 @@ class Service:
             self._phase = ServerPhase.READY
 
     def revive(self) -> None:
-        """The engine died and is being restarted: until then requests are refused, and the server is degraded."""
+        """Called when the engine died and is about to be restarted. Until it is ready, requests are refused."""
         if self._phase is ServerPhase.READY:
             self._revival = self.death or "the engine died"
             self._phase, self._engine = ServerPhase.STARTING, None

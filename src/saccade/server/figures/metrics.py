@@ -242,9 +242,7 @@ def _front_families(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily("ready", "whether requests are accepted", float(facts.is_ready))
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
-        yield GaugeMetricFamily(
-            "time_to_ready_seconds", "from the start until requests were accepted", facts.time_to_ready_s
-        )
+        yield GaugeMetricFamily("time_to_ready_seconds", "seconds from start to ready", facts.time_to_ready_s)
     if facts.media_jobs is not None:
         yield from _families(job_metrics("media", facts.media_jobs))
 

@@ -46,10 +46,10 @@ def _passes(passes: Iterable[TracedPass], clock: _Clock) -> Iterator[Event]:
         begin = max(clock.us(one.begin), ends.get(one.phase, 0.0))
         ends[one.phase] = end = max(clock.us(one.end), begin)
         share = 0.0 if not one.room else round(1 - one.rows / one.room, 4)
-        told: dict[str, Any] = {"step": one.step, "rows": one.rows, "computed_rows": one.room, "padded_share": share}
-        told |= {"graph": one.graph} if one.graph else {"eager": one.reason}
+        details: dict[str, Any] = {"step": one.step, "rows": one.rows, "computed_rows": one.room, "padded_share": share}
+        details |= {"graph": one.graph} if one.graph else {"eager": one.reason}
         name = f"{one.phase} {one.rows}/{one.room}" + ("" if one.graph else " eager")
-        yield _span(name, ENGINE, track, begin, end, told)
+        yield _span(name, ENGINE, track, begin, end, details)
 
 
 def _load(load: TracedLoad, clock: _Clock) -> Iterator[Event]:
@@ -61,19 +61,19 @@ def _load(load: TracedLoad, clock: _Clock) -> Iterator[Event]:
 def _request(
     one: TracedRequest, prepared: PreparedRequest | None, track: int, end: float, clock: _Clock
 ) -> Iterator[Event]:
-    """A span of the whole request, and within it one for each stage in turn. What has not ended lasts to the end of the
-    trace."""
+    """A span of the whole request, and within it one for each stage. If the request has not ended, its last stage lasts
+    to the end of the trace."""
     last = one.ended or end
     title = one.request_id if prepared is None else prepared.public_id
     yield _name("thread_name", REQUESTS, track, title)
-    told = {
+    details = {
         "prompt_tokens": one.num_prompt_tokens,
         "cached_tokens": one.num_cached_tokens,
         "output_tokens": one.num_output_tokens,
         "finish_reason": one.finish_reason or "still running",
     }
     arrived = one.arrived if prepared is None else min(prepared.arrived, one.arrived)
-    yield _span("request", REQUESTS, track, clock.us(arrived), clock.us(last), told)
+    yield _span("request", REQUESTS, track, clock.us(arrived), clock.us(last), details)
     marks: list[tuple[str, float | None, dict[str, Any]]] = []
     if prepared is not None:
         stages = {f"{name}_ms": round(value * 1000, 3) for name, value in prepared.seconds.items()}

@@ -1,5 +1,5 @@
-"""How deep a JSON body is nested, how many values it has and where its long strings are, found before it is parsed: a
-small body can hold very many objects, and making them would hold the GIL and block the event loop."""
+"""Finds out how deep a JSON body is nested, how many values it has and where its long strings are, before it is parsed.
+A small body can hold very many objects, and making them would hold the GIL and block the event loop."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ CHUNK = 64 * 2**10  # the GIL can change hands between the operations on a chunk
 FIRST_CHUNK = 2 * 2**10  # an image often begins after a few hundred bytes; the next chunk skips it
 MAX_DEPTH = 256
 MAX_REST_BYTES = 16 * 2**20
-CONTAINER_VALUES, STRING_VALUES = 8, 2  # they take as long to make as this many numbers
+CONTAINER_VALUES, STRING_VALUES = 8, 2  # each takes as long to make as this many numbers
 LOOKED_BACK = 4096
 MIN_CHARS_PER_ESCAPE = 16  # base64 data has one slash in 64 characters
 
@@ -26,8 +26,8 @@ _VALUES = np.array([0, 0, 0, CONTAINER_VALUES, 0, 1], np.int32)
 
 
 def find_long_strings(body: Body, max_values: int) -> list[tuple[int, int]]:
-    """The places of long ASCII strings that are values (mostly images) without escapes, but for a few of slashes.
-    Refuses a body that is nested too deeply or has too many values. Takes linear time, and next to none for the inside
+    """The places of long ASCII strings that are values (mostly images) without escapes, except for a few of slashes.
+    Refuses a body that is nested too deeply or has too many values. Takes linear time, and hardly any for the content
     of those strings."""
     scan = BodyScan(body)
     while scan.advance():
@@ -121,7 +121,7 @@ def _escaped(backslashes: Places) -> Places:
 
 
 def is_plain_value(body: Body, begin: int, end: int) -> bool:
-    """Whether a string is printable ASCII without escapes, but for a few of slashes, and not the name of a member."""
+    """Whether a string is printable ASCII without escapes, except a few of slashes, and not the name of a member."""
     if end == len(body) or body[end + 1 : end + LOOKED_BACK].lstrip()[:1] == b":":
         return False
     content = np.frombuffer(body, np.uint8, end - begin, begin)

@@ -1,4 +1,4 @@
-"""One HTTP exchange: its id, its size-limited body, its end when the client leaves."""
+"""One HTTP exchange: its id, its size-limited body, and its end if the client leaves."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""JSON bodies: from bytes to values without long pauses of the event loop, and back."""
+"""JSON bodies: parsed without long pauses of the event loop, and written."""
 
 from collections.abc import Iterator
 from secrets import token_hex
@@ -47,8 +47,8 @@ def _is_small(body: Body, max_values: int) -> bool:
 
 
 def _parse_quickly(body: Body, max_values: int) -> Any | None:
-    """The values of a body that is small but for a few long data URLs, found without a full scan; None for any other
-    body, also if something inside another string only looked like a URL: its name is then left over."""
+    """The values of a body that is small except for a few long data URLs, found without a full scan; None for any other
+    body. That includes one where text inside a string only looked like a URL: its placeholder is then left over."""
     found = _find_data_urls(body)
     if len(body) - sum(end - begin for begin, end in found) > CHUNK:  # before anything is copied
         return None

@@ -182,9 +182,7 @@ class OpsRoutes:
 def _chosen(name: str | None, reports: Mapping[str, EngineReport]) -> EngineReport:
     if name is not None and name not in reports:
         known = ", ".join(reports)
-        raise RequestError(
-            f"there is no engine {name[:60]!r}; the engines are {known}", param="engine", code="invalid_value"
-        )
+        raise RequestError(f"there is no engine {name[:60]!r}, only {known}", param="engine", code="invalid_value")
     return reports[name] if name is not None else next(iter(reports.values()))
 
 

@@ -45,9 +45,7 @@ class WatchRoutes:
     async def start_profile(self, request: Request) -> Response:
         settings = self._service.settings
         if not settings.profile_folder:
-            raise HttpError(
-                400, "there is no folder for profiles; start the server with --profile-folder", code="no_folder"
-            )
+            raise HttpError(400, "profiles need a folder; start the server with --profile-folder", code="no_folder")
         async with _answered():
             await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}

@@ -41,9 +41,7 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
         _add_message(builder, message, f"messages[{i}]")
     is_continued = bool(asked.messages) and asked.messages[-1]["role"] == "assistant"
     if is_continued and builder.messages[-1].get("tool_calls"):
-        raise wrong(
-            "tool_use must be followed by a message with its tool_result", f"messages[{len(asked.messages) - 1}]"
-        )
+        raise wrong("a tool_use must be followed by its tool_result", f"messages[{len(asked.messages) - 1}]")
     fields: dict[str, Any] = {name: getattr(asked, name, None) for name in _SAME}
     fields |= _tool_fields(asked) | _thinking_fields(asked, has_reasoning=has_reasoning)
     if isinstance(asked, MessagesRequest):

@@ -1,4 +1,4 @@
-"""Turns bodies into checked requests. Long bodies are read in worker threads, as they may have megabytes."""
+"""Turns bodies into checked requests. Long bodies, which may have megabytes, are read in worker threads."""
 
 import re
 from collections.abc import Iterator

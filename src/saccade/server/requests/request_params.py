@@ -43,9 +43,7 @@ def chat_params(
     fields = _common(request, settings, defaults)
     if calls is not None:
         if "grammar" in fields:
-            raise RequestError(
-                "a forced tool call cannot be combined with other structured output", param="tool_choice"
-            )
+            raise RequestError("a forced tool call leaves no room for other structured output", param="tool_choice")
         fields["grammar"] = calls
     fields["max_tokens"] = longest
     _check_empty(request, longest, "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens")

@@ -26,9 +26,7 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     asked = _asked(request)
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
-        raise RequestError(
-            f"{names} both ask for structured output; send one of them", param=asked[1][0], code="invalid_value"
-        )
+        raise RequestError(f"{names} both ask for structure; send only one", param=asked[1][0], code="invalid_value")
     return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
 
 

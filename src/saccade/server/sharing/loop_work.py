@@ -14,8 +14,8 @@ SLICE_S = 0.002  # then the loop turns to its other work
 
 
 class LoopWork:
-    """Runs one piece of work after the other; callers take turns. Threads would share the GIL with each other and with
-    the loop: of many requests that arrive at once, the first would be ready hardly sooner than the last."""
+    """Runs one piece of work after the other; callers take turns. Threads would share the GIL with each other and the
+    loop, so of many requests that arrive at once the first would be ready hardly sooner than the last."""
 
     def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s

@@ -85,7 +85,7 @@ class ToolParser(ABC):
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """Call it when the text has ended. `is_cut`: by the length limit, possibly in the middle of a call."""
+        """Ends the text. `is_cut`: by the length limit, possibly in the middle of a call."""
         events: list[ToolEvent] = []
         if self._arguments is not None and not self._arguments.is_complete:
             self._end(events)
