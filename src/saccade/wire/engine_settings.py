@@ -8,8 +8,8 @@ from saccade.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerSettings:
-    """Every request that is let in can finish under these limits, alone in the worst case. Where 0 leaves one to the
-    machine, `resolved` gives the number."""
+    """Every admitted request can finish under these limits, in the worst case alone. Where 0 leaves a limit to the
+    machine, `resolved` fills it in."""
 
     max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
     max_num_batched_tokens: int = setting(
@@ -57,7 +57,7 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
-        if not is_cuda:  # longer steps would only hold memory: a prompt takes as many steps as it needs
+        if not is_cuda:  # longer steps would only take memory: a prompt can use as many steps as it needs
             most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
             chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
         if self.max_model_len > max_position:
