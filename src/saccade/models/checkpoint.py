@@ -15,7 +15,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """Named tensors in disk order. `where` is its name in error messages."""
+    """Named tensors in disk order. Error messages call the checkpoint `where`."""
 
     @property
     def where(self) -> str: ...
@@ -28,9 +28,9 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """One or several .safetensors files, memory-mapped: what a rank does not copy is not read. As in transformers,
-    model.safetensors takes precedence over an index, and files outside of it are ignored; without either, all files are
-    used, and no two may hold the same tensor."""
+    """One or several .safetensors files, memory-mapped: data that a rank does not copy is never read. As in
+    transformers, model.safetensors takes precedence over an index, and files that the index does not name are ignored.
+    Without either, all files are used, and no two may hold the same tensor."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -98,5 +98,5 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no name that a file can have
+    except (OSError, ValueError):  # not a valid file name
         return False

@@ -1,9 +1,9 @@
 """Gemma-3, text and multimodal.
 
-Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and are on both sides of
-attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies to
-the text model only, and attn_logit_softcapping (of Gemma-2) is ignored.
+Sliding-window and global layers each have their own rotary. Norms multiply by 1 + weight and come before and after
+attention and MLP. Embeddings are scaled. The rows of an image attend to the whole image. The tower is SigLIP at a fixed
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies only
+to the text model, and attn_logit_softcapping (of Gemma-2) is ignored.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ SIGLIP = {
 
 
 def read_multimodal(config: Config) -> DecoderSpec:
-    """The top-level config decides whether the head is tied; text_config's value and logit cap are ignored."""
+    """The top-level config says whether the head is tied; text_config's value and its logit cap are ignored."""
     tied_head = config.get("tie_word_embeddings", True)
     return replace(read_text(config.sub("text_config")), tied_head=tied_head, logit_softcap=None)
 
@@ -124,7 +124,7 @@ def _windows(config: Config) -> list[int | None]:
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """The rotaries of sliding and of global layers; rope_scaling applies to global ones only."""
+    """The rotaries of sliding and of global layers; rope_scaling applies only to the global ones."""
     given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
     if set(given.values) - {"sliding_attention", "full_attention"}:
         raise ConfigError(

@@ -56,7 +56,7 @@ RULES = (
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
 )
 
-# Pixel bounds are per frame and every frame is used; Qwen3-VL bounds and samples the whole video.
+# Pixel bounds apply to each frame, and every frame is used; Qwen3-VL bounds the whole video and samples its frames.
 VIDEO = replace(
     qwen3_vl.VIDEO,
     patch=14,
