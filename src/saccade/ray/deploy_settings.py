@@ -1,4 +1,4 @@
-"""How many replicas there are, and where."""
+"""How many replicas run, and where."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploySettings:
-    """Replicas on a Ray cluster. A replica takes as many GPUs as it has ranks, all of one machine."""
+    """Replicas on a Ray cluster. A replica uses one GPU for each of its ranks, all on one machine."""
 
     address: str = setting("auto", "address of the Ray cluster; auto: the one this machine belongs to")
     app_name: str = setting("saccade", "name of the application in Ray Serve; deploying it again updates it")
