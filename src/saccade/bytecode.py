@@ -1,7 +1,7 @@
-"""Bytecode of the packages that a worker imports, compiled by several processes: `python -m saccade.bytecode I N`.
+"""Compiles the bytecode of the packages that a worker imports, in several processes: `python -m saccade.bytecode I N`.
 
-Without it the first start on a machine compiles every module when it is imported, one after the other: half of the
-seconds that a worker's imports take there. What is not compiled in time, Python compiles as always.
+Otherwise the first start on a machine compiles each module as it is imported, which takes half of a worker's import
+time there. Python compiles whatever is not ready in time, as usual.
 """
 
 import os
@@ -17,7 +17,7 @@ from threading import Thread
 from saccade.config import BYTECODE_FOLDER
 from saccade.processes import end_with_input, end_with_parent, start_python
 
-# In the order of their imports; those that are not installed are left out.
+# In import order. Packages that are not installed are skipped.
 PACKAGES = ("saccade", "numpy", "zmq", "msgspec", "torch", "triton", "cutlass", "tvm_ffi", "quack", "flash_attn")
 FEWEST_CORES = 8
 MOST_PROCESSES = 8
@@ -25,7 +25,7 @@ MODULE = "saccade.bytecode"
 
 
 def compile_if_new(environment: Mapping[str, str]) -> None:
-    """Start the processes if a worker with this environment has a bytecode folder of its own with nothing in it."""
+    """Start the processes if this environment names a bytecode folder and the folder is empty."""
     folder, cores = environment.get(BYTECODE_FOLDER), os.cpu_count() or 1
     if folder is None or cores < FEWEST_CORES or not Path(folder).is_dir() or any(Path(folder).iterdir()):
         return
@@ -41,7 +41,7 @@ def _reap(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 def sources(packages: Sequence[str]) -> Iterator[Path]:
-    """Files of installed packages, always in the same order. Nothing is imported."""
+    """Source files of the installed packages, in a fixed order. Imports nothing."""
     for name in packages:
         found = find_spec(name)
         for folder in (found.submodule_search_locations or ()) if found is not None else ():

@@ -17,13 +17,13 @@ def setting(default: Any, help: str) -> Any:
 
 
 Word = Annotated[str, "has no comma"]
-"""An item of a list that may be written with commas: `tuple[Word, ...]`. Other text keeps its commas."""
+"""An item of a list that may be written with commas (`tuple[Word, ...]`). Lists of plain `str` keep their commas."""
 
 ENVIRONMENT_PREFIX = "SACCADE_"
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Settings by field name from SACCADE_ variables, if not empty. No other module touches the environment."""
+    """Settings by field name, from non-empty SACCADE_ variables. No other module touches the environment."""
     found = os.environ if variables is None else variables
     prefix = ENVIRONMENT_PREFIX
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
@@ -33,7 +33,7 @@ FOREIGN_PREFIXES = ("SGLANG_", "VLLM_")
 
 
 def foreign_variables(variables: Mapping[str, str] | None = None) -> list[str]:
-    """Sorted names of set variables that belong to other engines."""
+    """Sorted names of the variables of other engines that are set."""
     found = os.environ if variables is None else variables
     return sorted(name for name, text in found.items() if name.startswith(FOREIGN_PREFIXES) and text)
 
@@ -48,13 +48,12 @@ NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def kernel_folder() -> Path | None:
-    """Where compiled kernels are kept."""
     return _private_folder("kernels")
 
 
 def use_private_kernel_cache() -> None:
-    """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' defaults are a
-    well-known name in the shared temporary folder, or a compile at every start. Call before importing them."""
+    """Cache compiled kernels, which are loaded as code, in a folder private to this user. By default the packages use a
+    well-known name in the shared temporary folder, or compile at every start. Call this before importing them."""
     if (folder := kernel_folder()) is not None:  # else they recompile
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
@@ -62,8 +61,8 @@ def use_private_kernel_cache() -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment of a worker process. Where Python may not write bytecode beside sources, as in many container images,
-    the worker keeps it in its own cache: compiling every import costs seconds per start."""
+    """Environment of a worker process. Where Python may not write bytecode next to sources, as in many container
+    images, the worker uses its own bytecode cache: compiling every import costs seconds per start."""
     found = dict(os.environ)
     if found.get(NO_BYTECODE) and (folder := _private_folder("bytecode")) is not None:
         del found[NO_BYTECODE]
@@ -75,7 +74,7 @@ _JOB_VARIABLES = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 def job_environment() -> dict[str, str]:
-    """Environment of a process that works on untrusted data: nothing secret, one thread, little address space."""
+    """Environment of a process that handles untrusted data: no secrets, one thread, little address space."""
     found = worker_environment()
     kept = {name: text for name, text in found.items() if name in _JOB_VARIABLES or name.startswith("PYTHON")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -86,28 +85,29 @@ LOOPBACK, SHARED_GPU = "GLOO_SOCKET_IFNAME", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_D
 
 
 def use_loopback() -> None:
-    """Ranks of one machine talk over loopback unless another device is named: no network needed, no outside access."""
+    """Make ranks of one machine talk over loopback unless the user names another interface. This needs no network and
+    is not reachable from outside."""
     os.environ.setdefault(LOOPBACK, "lo" if sys.platform == "linux" else "lo0")
 
 
 def allows_shared_gpu() -> bool:
-    """Whether several ranks may share one GPU (torch's variable). For tests: such ranks take turns."""
+    """Whether several ranks may share one GPU (a variable of torch). For tests: the ranks then take turns."""
     return os.environ.get(SHARED_GPU, "") == "1"
 
 
 def history_file() -> Path | None:
-    """Where questions of `saccade run` are remembered."""
+    """Where `saccade run` keeps the questions of past sessions."""
     folder = _private_folder("run")
     return None if folder is None else folder / "history"
 
 
 def shadow_folder() -> Path | None:
-    """Default folder for the inputs of wrong replays."""
+    """Default folder for the inputs of replays that were wrong."""
     return _private_folder("shadow")
 
 
 def _private_folder(name: str) -> Path | None:
-    """A folder for this user only that persists between starts; None if it cannot be created."""
+    """A folder that only this user can read and that persists between starts; None if it cannot be created."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "saccade" / name
     try:
@@ -132,7 +132,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSettings:
-    """What a graph runner may do. With no tier, everything runs eagerly."""
+    """What a graph runner may do. Without any tier, everything runs eagerly."""
 
     mode: Mode = Mode.FULL
     tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
@@ -143,7 +143,7 @@ class GraphSettings:
 
     def __post_init__(self) -> None:
         if Tier.EAGER in self.tiers:
-            raise ConfigError("eager is what is left when no graph fits; it is not a tier to switch on")
+            raise ConfigError("eager is the fallback when no graph fits; it is not a tier to enable")
         for name in ("exact_after", "exact_max_graphs", "exact_max_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -6,7 +6,7 @@ SaccadeError
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
 ├── EngineDeadError    the engine's process is gone or closing (HTTP 503)
 │   └── RankGoneError  one of its ranks is gone or hangs; clients may see which
-├── PanicError         a library in Rust gave up; what it was asked to do failed, nothing else
+├── PanicError         a Rust library panicked; only the call that it was handling failed
 └── GraphError         a graph was asked for something its capture does not allow
     ├── CaptureError   the body cannot be captured
     └── AddressError   a buffer that a graph reads or writes has moved since capture
@@ -49,13 +49,13 @@ class RankGoneError(EngineDeadError):
 
 
 class PanicError(SaccadeError):
-    """A library in Rust gave up on what it was asked to do."""
+    """A Rust library panicked. Only the call that it was handling failed."""
 
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Turns a panic of a library in Rust into an Exception. As such libraries raise it, it is none, so that it would
-    pass through whatever keeps one request's failure from others."""
+    """Turns the panic of a Rust library into an Exception. The libraries raise it as a BaseException, which would pass
+    through every handler that keeps one request's failure from the others."""
     try:
         yield
     except Exception:
@@ -63,7 +63,7 @@ def contained() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise PanicError("a library panicked; its own words are on stderr") from None
+        raise PanicError("a library panicked; its message is on stderr") from None
 
 
 class GraphError(SaccadeError):

@@ -15,8 +15,9 @@ PR_SET_PDEATHSIG = 1
 def start_python(
     module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a module as a process with a pipe as standard input and the inherited files `fds`. -P bars imports from the
-    working directory. In its own session Ctrl-C does not reach it: the front end decides about requests."""
+    """Start a module as a process with a pipe as standard input and the inherited files `fds`. -P prevents imports from
+    the working directory. The process has its own session, so Ctrl-C does not reach it: the front end decides what
+    happens to requests."""
     return subprocess.Popen(
         (sys.executable, "-P", "-m", module, *words),
         stdin=subprocess.PIPE,
@@ -28,13 +29,13 @@ def start_python(
 
 
 def end_with_parent() -> None:
-    """Linux kills this process when the thread that started it ends. A parent that is already gone goes unnoticed."""
+    """Ask Linux to kill this process when the thread that started it ends. Has no effect if that thread is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_input() -> None:
-    """Exit when standard input closes, whose other end the parent holds. Nothing else may read it from now on."""
+    """Exit when standard input closes; the parent holds its other end. Nothing else may read it from now on."""
 
     def wait_for_end() -> None:
         while os.read(0, 1):

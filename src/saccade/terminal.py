@@ -1,4 +1,4 @@
-"""Terminal output, and its plain form where there is no terminal or a narrow one."""
+"""Terminal output, in a plain form where there is no terminal or it is narrow."""
 
 import io
 import json
@@ -17,7 +17,7 @@ NARROW, WIDEST = 60, 10_000
 
 
 class Output(Console):
-    """A command's output. Once its reader has left, as `head` does, the rest is discarded; the exit code stays."""
+    """A command's output. When its reader leaves, as `head` does, the rest is discarded; the exit code is unchanged."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -33,7 +33,7 @@ def print_json(value: Any) -> None:
 
 
 def discard_output() -> None:
-    """Standard output has no reader any more; what it still buffers must not raise when Python exits."""
+    """Call when standard output has lost its reader: what is still buffered must not raise when Python exits."""
     with suppress(io.UnsupportedOperation):  # not a file, so no pipe
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -41,7 +41,7 @@ def discard_output() -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print the table, or, where it would be too narrow to read, a list with each row's cells below each other."""
+    """Print the table, or, if the console is too narrow for it, a list with one line per cell."""
     for column in table.columns:
         column.overflow = "fold"
         column.no_wrap = " " not in f"{column.header}" and not any(" " in str(cell) for cell in column.cells)

@@ -431,5 +431,5 @@ def test_a_mismatch_is_reported_even_if_its_file_cannot_be_written(loaded: Load,
 
 
 def test_a_share_above_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shadow is 1.5; allowed are 0 to 1 \(--shadow\)"):
+    with pytest.raises(ConfigError, match=r"shadow is 1.5; it must be between 0 and 1 \(--shadow\)"):
         EngineSettings(shadow=1.5)

@@ -1,15 +1,13 @@
-"""When to start an engine again that died, and when to give up."""
+"""When to restart a dead engine, and when to give up."""
 
 from collections.abc import Callable
 from time import monotonic
 
 FIRST_DELAY_S, MOST_DELAY_S, MAX_TRIES = 1.0, 60.0, 5
-STEADY_S = 600.0  # of an engine's life after which its death counts as the first
+STEADY_S = 600.0  # an engine that was up for this long gets all its tries back
 
 
 class BackOff:
-    """An engine that lived long enough starts anew."""
-
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._num_tries, self._ready_at = 0, clock()
@@ -22,7 +20,7 @@ class BackOff:
             self._num_tries = 0
 
     def next_delay_s(self) -> float | None:
-        """Seconds to wait before the next try; None if there is none."""
+        """Seconds to wait before the next try; None to give up."""
         if self._num_tries == MAX_TRIES:
             return None
         self._num_tries += 1

@@ -1,4 +1,4 @@
-"""The worker process as its parent sees it: started, messaged, waited for, ended."""
+"""The parent's side of the worker process: start it, exchange messages, wait for it, end it."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ OnProblem = Callable[[Exception], None]
 
 class Child:
     """A worker and its sockets, in a new folder that only this user may enter. `hide` removes the folder once both ends
-    are connected: then nobody else can connect, and a killed parent leaves nothing behind (see `Spare`)."""
+    are connected, so that nobody else can connect and a killed parent leaves nothing behind."""
 
     def __init__(self, spare: Spare | None = None) -> None:
         worker = spare or Spare()
@@ -51,7 +51,7 @@ class Child:
         self._replies, self._commands = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
         for socket in (self._replies, self._commands):
             socket.setsockopt(zmq.LINGER, 0)
-            # No limit, so sending never waits: the worker reads when it can and refuses what is too much.
+            # No limit, so that sending never blocks; the worker refuses requests when it has too many.
             socket.set_hwm(0)
         self._commands.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._commands.setsockopt(zmq.AFFINITY, COMMANDS_THREAD)
@@ -60,15 +60,15 @@ class Child:
         self._commands.connect(f"ipc://{self.folder / COMMANDS}")
 
     def send(self, command: EngineCommand, arrays: PromptArrays | None = None) -> None:
-        """Never waits. Arrays are not copied and must not change; a prompt's never do."""
+        """Never blocks. Arrays are not copied and must not change; a prompt's never do."""
         self._commands.send_multipart([encode(command), *(arrays or ())], zmq.NOBLOCK, copy=False)
 
     def listen(self, hear: Hear, on_problem: OnProblem) -> None:
-        """Calls `hear` with every message, in the running event loop and without a task, which would take longer."""
+        """Calls `hear` with every message, straight from the running event loop: a task would add latency."""
         self._hear, self._on_problem = hear, on_problem
         loop = asyncio.get_running_loop()
         loop.add_reader(self._replies.FD, self._read)
-        loop.call_soon(self._read)  # the file may tell only of messages that come when all others were read
+        loop.call_soon(self._read)  # ZeroMQ's descriptor may signal nothing until pending messages have been read
 
     def _read(self) -> None:
         if self._replies.closed:
@@ -78,7 +78,7 @@ class Child:
                 self._hear(decode_reply(self._replies.recv(zmq.NOBLOCK)))
         except zmq.Again:
             return
-        except Exception as error:  # nothing that comes later would be understood
+        except Exception as error:  # later messages could not be understood either
             asyncio.get_running_loop().remove_reader(self._replies.FD)
             self._on_problem(error)
         else:
@@ -88,13 +88,13 @@ class Child:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal. Polls, so that a cancelled wait leaves no thread behind."""
+        """The exit code, negative for a signal. Polls instead of blocking a thread, which could not be cancelled."""
         while (code := self.process.poll()) is None:
             await asyncio.sleep(POLL_S)
         return code
 
     async def close(self, wait_s: float) -> None:
-        """Wait for the process to exit, then terminate it, then kill it; clean up in any case."""
+        """Wait for the process to exit; if it does not, terminate it, then kill it. Cleans up in any case."""
         try:
             if not await self._has_left(wait_s):
                 self.process.terminate()
@@ -123,6 +123,6 @@ def _check_length(folder: Path) -> None:
     length = len(str(folder / COMMANDS))
     if length > zmq.IPC_PATH_MAX_LEN:
         raise ConfigError(
-            f"the temporary folder gives sockets a path of {length} characters; the most is {zmq.IPC_PATH_MAX_LEN} "
-            "(set TMPDIR to a shorter one)"
+            f"sockets in the temporary folder have a path of {length} characters; the limit is {zmq.IPC_PATH_MAX_LEN} "
+            "(set TMPDIR to a folder with a shorter path)"
         )

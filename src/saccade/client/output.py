@@ -1,4 +1,4 @@
-"""What callers get: text, stop strings, log-probabilities. Shaped like vLLM's."""
+"""Outputs as callers see them: text, stop strings, log-probabilities. Shaped like vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,8 +62,8 @@ class RequestOutputs:
         return all(stream.output.finish_reason is not None for stream in self.streams)
 
     def take(self, index: int, update: Update) -> tuple[str, str | None] | None:
-        """The text that an update adds to an output, and a stop string it met that the engine does not know about. None
-        if it adds nothing: only prompt scores, or the output had already ended."""
+        """The text that an update adds to an output, and the stop string found in it if the engine does not know yet.
+        None if it adds nothing: it has only prompt scores, or the output had already ended."""
         if update.prompt_scores is not None and self.prompt_logprobs is not None:
             place_prompt_scores(self.prompt_logprobs, self.prompt_ids, update.prompt_scores)
         if update.pooled is not None:
@@ -84,10 +84,10 @@ class OutputStream:
         self._detokenizer = detokenizer
         self._params = params
         self._held = ""
-        self._early_stop: str | None = None  # met before `min_tokens`
+        self._early_stop: str | None = None  # found before `min_tokens`
 
     def take(self, update: Update) -> tuple[str, str | None]:
-        """The text that an update adds, and the stop string it met; tokens after that are dropped."""
+        """The text that an update adds, and the stop string found in it; later tokens are dropped."""
         output, finish = self.output, update.finish
         text, stop = "", None
         for i, token in enumerate(update.token_ids):
@@ -117,7 +117,7 @@ class OutputStream:
         self.output.stop_reason = finish.detail
 
     def _release(self, *, is_last: bool) -> tuple[str, str | None]:
-        """Held-back text that can be given out now, and the stop string that ends it."""
+        """Held-back text that can be released now, and the stop string that ends it."""
         if not self._params.stop:
             text, self._held = self._held, ""
             return text, None

@@ -26,8 +26,8 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.trace_records import MAX_REQUESTS, EngineTrace
 from saccade.wire.turn import NEXT, Turn
 
-CLOSE_S = 5.0  # for a worker told to exit
-ASK_S = 5.0  # between two questions to a worker
+CLOSE_S = 5.0  # for a worker to exit when told to
+ASK_S = 5.0  # between two checks that the worker still answers
 LAST_WORDS_S = 0.5  # to read what a worker sent before it ended
 
 _log = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class AsyncEngine:
         report: messages.OnStage = lambda stage: None,
         spare: Spare | None = None,
     ) -> "AsyncEngine":
-        """Returns when the engine is ready. `report` receives every stage. Without a processor the folder's own is
-        created; a `spare` worker is taken over. Raises the worker's ConfigError for a wrong model or setting."""
+        """Returns when the engine is ready. `report` receives every stage. Without a `processor`, the folder's own is
+        created. A `spare` worker is used if given. Raises the worker's ConfigError for a bad model or setting."""
         chosen = settings or EngineSettings()
         folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
         engine = cls(Child(spare), report)
@@ -119,7 +119,7 @@ class AsyncEngine:
 
     @property
     def death(self) -> str:
-        """Which rank's loss killed the engine; empty if it lives or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it is alive or died of something else."""
         error = self._dead.result() if self._dead.done() else None
         return str(error) if isinstance(error, RankGoneError) else ""
 
@@ -179,12 +179,12 @@ class AsyncEngine:
         return flushed.is_done
 
     async def begin_trace(self, limit_s: float) -> None:
-        """Record what the engine does, until `end_trace`, or for `limit_s` at most."""
+        """Record what the engine does until `end_trace`, for at most `limit_s`."""
         self._traced_ids = {serial: stream.request_id for serial, stream in self._streams.items()}
         await self._ask(messages.BeginTrace(next(self._serials), limit_s))
 
     async def end_trace(self) -> EngineTrace | None:
-        """What was recorded, under the request ids of `generate`; None if nothing was."""
+        """The recorded trace, with the request ids of `generate`; None if nothing was recorded."""
         traced: messages.Traced = await self._ask(messages.EndTrace(next(self._serials)))
         names, self._traced_ids = self._traced_ids or {}, None
         if traced.trace is None:
@@ -196,20 +196,21 @@ class AsyncEngine:
         return replace(traced.trace, requests=requests)
 
     async def start_profile(self, folder: str, limit_s: float) -> None:
-        """Profile the engine's process with torch, for `limit_s` at most. Raises the reason if that is not possible."""
+        """Profile the engine's process with torch for at most `limit_s`. Raises a RequestError if that is
+        impossible."""
         profiled: messages.Profiled = await self._ask(messages.StartProfile(next(self._serials), folder, limit_s))
         if profiled.problem:
             raise RequestError(profiled.problem, code="profile_refused")
 
     async def stop_profile(self) -> str:
-        """The file that the profile was written to. Raises the reason if there is none."""
+        """The file that the profile was written to. Raises a RequestError if there is none."""
         profiled: messages.Profiled = await self._ask(messages.StopProfile(next(self._serials)))
         if profiled.problem:
             raise RequestError(profiled.problem, code="profile_refused")
         return profiled.file
 
     async def _ask(self, question: messages.EngineQuestion) -> Any:
-        """The worker answers between two steps or while one runs, unless that takes long."""
+        """Sends a question and waits for its answer. The worker answers between two steps or while a step runs."""
         self._check_alive()
         serial = question.serial
         self._asked[serial] = asyncio.get_running_loop().create_future()
@@ -220,7 +221,7 @@ class AsyncEngine:
             del self._asked[serial]
 
     async def aclose(self, *, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give running ones `drain_s` seconds to end, abort the rest, end the process."""
+        """Refuse new requests, give running ones `drain_s` seconds to finish, abort the rest, end the process."""
         self._is_closing = True
         if self._closed is None:
             self._closed = asyncio.create_task(self._close(drain_s))
@@ -244,7 +245,7 @@ class AsyncEngine:
     def _open(self, request_id: str, prompt: Prompt, params: SamplingParams) -> RequestStream:
         self._check_alive()
         if request_id in self._by_id:
-            raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
+            raise RequestError(f"request {request_id!r} is still running; ids must be unique", param="request_id")
         stream = RequestStream(next(self._serials), request_id, prompt, params, self.processor.tokenizer)
         self._by_id[request_id] = self._streams[stream.serial] = stream
         if self._traced_ids is not None and len(self._traced_ids) < MAX_REQUESTS:
@@ -267,7 +268,7 @@ class AsyncEngine:
         if self._dead.done():
             raise _dead_error(self._dead.result())
         if self._is_closing:
-            raise EngineDeadError("the engine is being closed; it takes no more requests")
+            raise EngineDeadError("the engine is closing and accepts no more requests")
 
     def _fail_to_hear(self, error: Exception) -> None:
         self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
@@ -312,14 +313,14 @@ class AsyncEngine:
                 self._die(kind(_died(reply.message)))
 
     async def _watch(self) -> None:
-        """Notices when the process ends. Its last messages may still be on their way."""
+        """Waits for the process to end. Its last messages may still be in flight then."""
         code = await self._child.wait()
         if code >= 0:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
         self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
     async def _ask_regularly(self, limit_s: float) -> None:
-        """The worker answers unless a step takes long, so one that stays silent hangs; nothing else shows it."""
+        """Asks the worker for its stats from time to time. One that does not answer hangs, which nothing else shows."""
         while not self._dead.done():
             await asyncio.sleep(min(ASK_S, limit_s or ASK_S))
             try:

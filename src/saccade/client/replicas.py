@@ -1,5 +1,5 @@
-"""Several engines behind the interface of one. A request goes to the engine that has its images or prefix cached, as
-the routing policy has it. An engine that dies is started again while the others serve."""
+"""Several engines behind the interface of one. The routing policy picks the engine that probably has a request's
+images or prefix cached. An engine that dies is restarted while the others serve."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from saccade.wire.messages import Ready
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
 
-RETRY_AFTER_S = 5.0  # while no engine lives
+RETRY_AFTER_S = 5.0  # while no engine is up
 
 StartOne = Callable[[], Awaitable[ServedEngine]]
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Replica:
-    """`engine` is None while it is down. `trouble` is why."""
+    """`engine` is None while the replica is down, and `trouble` says why."""
 
     name: str
     start: StartOne
@@ -46,8 +46,8 @@ class _Running:
 
 
 class Replicas:
-    """Created by `start`, ended by `aclose`, used in one event loop. It counts as dead when no engine lives and none is
-    started again."""
+    """Created by `start`, ended by `aclose`, used in one event loop. It counts as dead when no engine is up and none
+    will be restarted."""
 
     is_replicated = True
 
@@ -65,8 +65,8 @@ class Replicas:
 
     @classmethod
     async def start(cls, starts: Sequence[StartOne], new_policy: Callable[[Ready], Policy]) -> "Replicas":
-        """Starts all engines at the same time, and again with the same functions when one dies. If one cannot be
-        started, none is. `new_policy` is told what the first one found."""
+        """Starts all engines at once; the same functions restart them later. If one fails to start, all are closed.
+        `new_policy` receives what the first engine found."""
         tasks = [asyncio.ensure_future(start()) for start in starts]
         try:
             engines = await asyncio.gather(*tasks)
@@ -85,7 +85,7 @@ class Replicas:
 
     @property
     def ready(self) -> Ready:
-        """Of all engines together."""
+        """What all engines offer together."""
         return self._ready
 
     @property
@@ -113,7 +113,7 @@ class Replicas:
 
     @property
     def loads(self) -> dict[str, int]:
-        """Tokens queued and running, by the name of each engine that lives."""
+        """Tokens queued and running on each living replica, by its name."""
         return self._router.loads
 
     async def wait_dead(self) -> str:
@@ -129,10 +129,10 @@ class Replicas:
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """As `AsyncEngine.generate`. A request whose engine dies, or is full, before the first delta goes to another:
-        once after a death. One that has begun to answer ends with the EngineDeadError."""
+        """Like `AsyncEngine.generate`. If the engine is full or dies before the first delta, the request moves to
+        another one, though only once after a death. After the first delta it ends with the EngineDeadError."""
         if request_id in self._running:
-            raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
+            raise RequestError(f"request {request_id!r} is still running; ids must be unique", param="request_id")
         key, tokens = affinity_key(prompt, cache_salt), request_tokens(len(prompt), params)
         tried, num_deaths = dict[str, SaccadeError](), 0
         held: Prompt | None = prompt
@@ -142,7 +142,7 @@ class Replicas:
             if taken is None:
                 raise self._nobody(list(tried.values()))
             engine = self._replicas[taken.replica].engine
-            assert engine is not None and held is not None, "only engines that live are in the router"
+            assert engine is not None and held is not None, "the router has only living engines"
             self._running[request_id] = running = _Running(engine)
             try:
                 source = engine.generate(request_id, held, params, turn=turn, deadline=deadline, cache_salt=cache_salt)
@@ -179,11 +179,11 @@ class Replicas:
             elif not isinstance(answer, EngineDeadError):
                 raise answer
         if not found:
-            raise EngineDeadError("no engine lives")
+            raise EngineDeadError("no engine is running")
         return found
 
     async def flush_cache(self) -> bool:
-        """Of the engines that live; False if one of them had requests."""
+        """Flushes every living engine. Returns False if one of them had requests."""
         living = [replica.engine for replica in self._replicas.values() if replica.engine is not None]
         return all(await asyncio.gather(*(engine.flush_cache() for engine in living)))
 
@@ -198,22 +198,22 @@ class Replicas:
             self._dead.set_result("the engines were closed")
 
     async def _keep(self, replica: _Replica) -> None:
-        """Sees to it that an engine that dies is followed by another."""
+        """Restarts the engine whenever it dies, until it cannot be restarted."""
         while replica.engine is not None:
             reason = await replica.engine.wait_dead()
             self._router.leave(replica.name)
             dead, replica.engine, replica.trouble = replica.engine, None, reason
-            _log.error("replica %s: %s; the others go on", replica.name, reason)
+            _log.error("replica %s: %s; the others keep serving", replica.name, reason)
             replica.back_off.note_death()
             await dead.aclose()
             replica.engine = await self._started_again(replica)
             if replica.engine is not None:
                 replica.trouble = ""
                 self._router.join(replica.name)
-                _log.warning("replica %s runs again", replica.name)
+                _log.warning("replica %s is running again", replica.name)
         replica.is_given_up = True
         if all(other.is_given_up for other in self._replicas.values()) and not self._dead.done():
-            self._dead.set_result(f"all engines died, the last one so: {replica.trouble}")
+            self._dead.set_result(f"all engines died; the last one: {replica.trouble}")
 
     async def _started_again(self, replica: _Replica) -> ServedEngine | None:
         while (delay_s := replica.back_off.next_delay_s()) is not None:
@@ -228,7 +228,7 @@ class Replicas:
         return None
 
     def _nobody(self, errors: list[SaccadeError]) -> SaccadeError:
-        """What a request is told that no engine takes."""
+        """The error for a request that no engine takes."""
         if errors:
             return errors[-1]
         if not self.is_alive:
@@ -239,13 +239,13 @@ class Replicas:
 def devices_of(device: str, count: int, ranks: int) -> list[str]:
     """The first device of each of `count` engines with `ranks` ranks; a CPU serves all."""
     kind, _, index = device.partition(":")
-    if kind == "cpu" or count == 1 or not (index or "0").isdecimal():  # what is wrong with it, the engine says
+    if kind == "cpu" or count == 1 or not (index or "0").isdecimal():  # the engine reports a bad device itself
         return [device] * count
     return [f"{kind}:{int(index or 0) + i * ranks}" for i in range(count)]
 
 
 def _sum_of(found: Sequence[Ready]) -> Ready:
-    """Limits on how much there may be at a time add up; those of a single request or step do not."""
+    """What all engines offer together. Limits on concurrent work add up; limits of one request or step do not."""
     limits = [one.limits for one in found]
     sums = {name: sum(getattr(one, name) for one in limits) for name in _ADD_UP}
     least = {name: min(getattr(one, name) for one in limits) for name in ("max_model_len", "encoder_budget_tokens")}

@@ -1,4 +1,4 @@
-"""What a server needs of an engine, whether that is one process or many."""
+"""The engine interface that a server needs, whether that is one process or many."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from saccade.wire.turn import NEXT, Turn
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Of one process with a scheduler: what it found at its start, and its numbers now."""
+    """What one engine found at its start, and its numbers now."""
 
     ready: Ready
     stats: StatsReply
 
 
 class ServedEngine(Protocol):
-    """See `AsyncEngine`, which is one engine, and `Replicas`, which are many."""
+    """Implemented by `AsyncEngine`, which is one engine, and by `Replicas` and `RemoteEngine`, which are several."""
 
     @property
     def is_replicated(self) -> bool: ...
@@ -56,7 +56,7 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     async def reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
-        """By the name of each engine that answers; one that stands alone is "0"."""
+        """Reports of the engines that answer, by name; a single engine is called "0"."""
         ...
 
     async def flush_cache(self) -> bool: ...
@@ -66,7 +66,7 @@ class ServedEngine(Protocol):
 
 @runtime_checkable
 class WatchedEngine(Protocol):
-    """One engine that can be traced and profiled; several cannot, as their times are not of one device."""
+    """An engine that can be traced and profiled. Several together cannot: they run on different devices."""
 
     async def begin_trace(self, limit_s: float) -> None: ...
 

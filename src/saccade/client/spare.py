@@ -1,5 +1,5 @@
 """A worker process started before its work is known. Its imports take seconds, so a command that will need a worker
-starts one before its own imports. That is why this module imports almost nothing."""
+starts one before its own imports. For the same reason this module imports almost nothing."""
 
 import shutil
 import tempfile
@@ -13,9 +13,9 @@ WORKER = "saccade.execution.worker_start"
 
 
 class Spare:
-    """A worker and its socket folder, which only this user may enter. Nothing is written to its standard input, which
-    closes with this process and so ends the worker. Whoever takes the worker over ends it and removes the folder;
-    otherwise the context manager does both."""
+    """A worker and its socket folder, which only this user may enter. Nothing is written to the worker's standard
+    input; it closes when this process ends, and so ends the worker. Whoever takes the worker over ends it and removes
+    the folder; otherwise the context manager does both."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="saccade-"))

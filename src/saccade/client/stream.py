@@ -1,4 +1,4 @@
-"""One request as its consumer sees it: engine news in, pieces of text out."""
+"""One request as its consumer sees it: engine updates in, pieces of text out."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from saccade.wire.sampling_params import SamplingParams
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What output `index` of a request gained. The one with a `finish_reason` is that output's last. `stop_reason` is
-    the stop token or string that was met, or an error message. `num_output_tokens` counts the whole output so far.
-    `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every output, are the
-    engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the passes that encoded
-    the request's media, a part of prefill's time, missing where all came from the cache. `passes` come with them for a
-    request that wants them. `pooled` is the vector of a request that asked for one, with its last delta."""
+    """What output `index` of a request gained. A delta with a `finish_reason` is the output's last. `stop_reason` is
+    the stop token or string, or an error message. `num_output_tokens` counts the whole output so far. `prompt_logprobs`
+    come with the last delta of output 0. `timings` come with the last delta of every output: the engine's seconds by
+    stage. The stages are queue, prefill (first step to first token), decode, and vision (the passes that encoded the
+    request's media: a part of prefill, missing if all media were cached). `passes` come with them if the request asked.
+    `pooled` is the vector of a request that asked for one, with its last delta."""
 
     request_id: str
     index: int
@@ -42,8 +42,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 
 class RequestStream:
-    """Turns the news of one request into deltas. Done when all `n` outputs have ended. Tokens waiting for a slow
-    consumer are merged, so it catches up with less work."""
+    """Turns the engine's updates about one request into deltas. Done when all `n` outputs have ended. Tokens waiting
+    for a slow consumer are merged, so that it catches up with less work."""
 
     def __init__(
         self, serial: int, request_id: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
@@ -52,7 +52,7 @@ class RequestStream:
         self._outputs = RequestOutputs(prompt, params, tokenizer)
         self._inbox: list[News] = []
         self.error: SaccadeError | None = None
-        self._waiter: asyncio.Future[None] | None = None  # of the one who receives
+        self._waiter: asyncio.Future[None] | None = None  # of the pending `receive`
 
     @property
     def is_done(self) -> bool:
@@ -65,12 +65,12 @@ class RequestStream:
         self._wake()
 
     def fail(self, error: SaccadeError) -> None:
-        """Ends the request after the news that came before."""
+        """Ends the request with an error, after the updates that came before it."""
         self.error = self.error or error
         self._wake()
 
     async def receive(self) -> list[News]:
-        """News since the last call, at least one; or raises the request's error."""
+        """The updates since the last call, at least one. Raises the request's error once there are no more."""
         while not self._inbox:
             if self.error is not None:
                 raise self.error
@@ -80,7 +80,7 @@ class RequestStream:
         return news
 
     def read(self, news: list[News]) -> Iterator[tuple[Delta, str | None]]:
-        """Deltas, each with a stop string it met that the engine does not know about."""
+        """Deltas, each with the stop string found in it if the engine does not know yet."""
         for item in news:
             start = len(self._outputs.streams[item.index].output.token_ids)
             taken = self._outputs.take(item.index, item)
@@ -92,7 +92,8 @@ class RequestStream:
             self._waiter.set_result(None)
 
     def _delta(self, news: News, text: str, start: int) -> Delta:
-        """Tokens from `start` on; none after a stop string, though the engine may have sent some."""
+        """A delta with the tokens from `start` on. Tokens after a stop string are dropped, even if the engine sent
+        some."""
         output, prompt_logprobs = self._outputs.streams[news.index].output, self._outputs.prompt_logprobs
         has_scores = prompt_logprobs is not None and output.finish_reason is not None and news.index == 0
         return Delta(

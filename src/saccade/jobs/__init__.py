@@ -1,1 +1,1 @@
-"""Work on untrusted data in processes that can be killed: decoding media, trying grammars."""
+"""Runs work on untrusted data in processes that can be killed: decoding media, trying grammars."""

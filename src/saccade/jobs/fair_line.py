@@ -1,4 +1,4 @@
-"""A line of those who wait, fair between callers."""
+"""A queue that is fair between callers."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -7,17 +7,17 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MANY = 1024  # callers to remember before those are forgotten that have nothing waiting
+MANY = 1024  # callers to remember before those with nothing waiting are forgotten
 
 
 class FairLine(Generic[T]):
-    """Next is the caller for whom least was begun, by cost. One who had nothing waiting counts as much as the last one
-    that was begun, so nobody saves up. Of a caller's own, the one with the least rank is next, then the oldest. So a
-    newcomer waits for at most one of each other caller, however many they have."""
+    """Start-time fair queueing. The next item comes from the caller that has been served the least, by cost. An idle
+    caller gains no credit: its clock catches up with the last item served. A caller's own items come by lowest rank,
+    then oldest first. So a newcomer waits for at most one item of each other caller, however many they have queued."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[tuple[float, int, float, T]]] = {}
-        self._ends: dict[str, float] = {}  # of what was begun for each caller, on a clock of costs
+        self._ends: dict[str, float] = {}  # virtual time, counted in costs, at which each caller's last item ends
         self._now = 0.0
         self._serials = count()
         self._num = 0
@@ -34,11 +34,9 @@ class FairLine(Generic[T]):
         self._num += 1
 
     def first(self) -> T:
-        """Who is next."""
         return self._lines[self._next_caller()][0][3]
 
     def take(self) -> T:
-        """Begins the next one."""
         caller = self._next_caller()
         self._now = self._start(caller)
         *_, cost, item = heappop(self._lines[caller])
@@ -51,7 +49,7 @@ class FairLine(Generic[T]):
         return item
 
     def leave(self, caller: str, item: T) -> None:
-        """Does nothing if it was taken."""
+        """Remove an item; does nothing if it was already taken."""
         line = self._lines.get(caller, [])
         kept = [entry for entry in line if entry[3] is not item]
         if len(kept) < len(line):

@@ -1,4 +1,4 @@
-"""Threads that take work in an order that is fair between callers."""
+"""A thread pool that is fair between callers."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,12 +10,12 @@ from saccade.jobs.fair_line import FairLine
 
 T = TypeVar("T")
 
-IDLE_S = 10.0  # after which a thread ends that has nothing to do
+IDLE_S = 10.0  # a thread that has been idle for this long ends
 
 
 class FairThreads:
-    """At most `most` threads, started when they are needed: by another of them, because whoever hands work in may be an
-    event loop, and starting a thread waits until it runs. So one more than have work waits for it."""
+    """At most `most` threads, started on demand. Starting a thread blocks until it runs, and `submit` may be called in
+    an event loop, so threads start each other: one more than have work is kept waiting for the next piece."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
@@ -25,7 +25,7 @@ class FairThreads:
         self._is_closed = False
 
     def submit(self, work: Callable[[], T], caller: str = "") -> Future[T]:
-        """Cancelling the future takes the work out of the line."""
+        """Cancelling the future drops the work if it has not started."""
         future: Future[T] = Future()
         with self._lock:
             if self._is_closed:
@@ -39,7 +39,7 @@ class FairThreads:
         return future
 
     def shutdown(self) -> None:
-        """Cancels what has not begun. What runs goes on."""
+        """Cancels work that has not started. Running work is not interrupted."""
         with self._lock:
             self._is_closed = True
             left = list(self._line)
@@ -49,7 +49,7 @@ class FairThreads:
             future.cancel()
 
     def _start(self) -> None:
-        """One that is counted already."""
+        """Starts a thread that `_num_threads` already counts."""
         try:
             Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError:
@@ -62,7 +62,7 @@ class FairThreads:
             pass
 
     def _take_one(self) -> bool:
-        """Does one piece of work. Returns False when the thread is not needed any more."""
+        """Does one piece of work. Returns False when the thread is no longer needed."""
         with self._lock:
             self._num_idle += 1
             self._lock.wait_for(lambda: self._line or self._is_closed, IDLE_S)
@@ -74,7 +74,7 @@ class FairThreads:
             is_last = self._num_idle == 0 and self._num_threads < self._most
             self._num_threads += is_last
         if is_last:
-            with suppress(RuntimeError):  # the system has no more threads: those that are there go on
+            with suppress(RuntimeError):  # the system allows no more threads; make do with the existing ones
                 self._start()
         try:
             if future.set_running_or_notify_cancel():
@@ -82,5 +82,5 @@ class FairThreads:
         except BaseException as error:
             future.set_exception(error)
         finally:
-            del future, work  # the error knows this frame, which must not know the error
+            del future, work  # the error refers to this frame; a reference back would be a cycle
         return True

@@ -1,4 +1,4 @@
-"""The side of a process that works for a pool: takes jobs one by one, each under its own limits."""
+"""The process side of a pool: runs one job at a time, each under its own limits."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ Work = Callable[[bytes, bytes, "Desk"], bytes]
 
 
 class HoldRefusedError(Exception):
-    """The pool does not allow the memory. It knows the reason."""
+    """The pool refused the memory. The reason stays with the pool."""
 
 
 class Desk:
@@ -40,7 +40,7 @@ class Desk:
         self._apply()
 
     def hold(self, num_bytes: int) -> None:
-        """Waits for the pool to allow more memory. Nothing else makes more available."""
+        """Asks the pool for more memory and waits for its answer. This is the only way to get more."""
         self._link.send(packets.encode(packets.Hold(num_bytes)))
         held = packets.read_order(self._link.recv(packets.MAX_PACKET_BYTES))
         assert isinstance(held, packets.Held), f"it sent {held}"
@@ -50,7 +50,7 @@ class Desk:
         self._apply()
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """The result itself, to be filled: nothing is copied on its way back. The last call counts."""
+        """The output file as an array to fill, so that the result is returned without a copy. The last call counts."""
         self.num_bytes = prod(shape)
         os.ftruncate(self._output, 0)
         os.ftruncate(self._output, self.num_bytes)
@@ -67,7 +67,7 @@ class Desk:
 
 
 def serve(link: socket.socket, work: Work) -> None:
-    """Obeys until the pool closes its end, or a job leaves this process in a state that nobody should build on."""
+    """Runs jobs until the pool closes its end, a job fails, or the process has grown too much."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -91,7 +91,7 @@ def serve(link: socket.socket, work: Work) -> None:
 def _run(
     link: socket.socket, job: packets.Job, given: int, output: int, work: Work
 ) -> packets.JobDone | packets.JobRefused | packets.JobFailed:
-    """The result. All mappings of the output are gone when it returns, so that the pool can seal the file."""
+    """Runs one job. No mapping of the output outlives this call, so that the pool can seal the file."""
     _set_limit(resource.RLIMIT_CPU, int(process_time() + job.cpu_s) + CPU_GRACE_S)
     try:
         link.send(packets.encode(packets.Began()))
@@ -115,7 +115,7 @@ def _run(
 
 
 def _set_limit(kind: int, value: int | None) -> None:
-    """None: as much as this process was started with."""
+    """None restores the limit that this process was started with."""
     _, hard = resource.getrlimit(kind)
     is_open = hard == resource.RLIM_INFINITY
     soft = hard if value is None else value if is_open else min(value, hard)
@@ -123,7 +123,7 @@ def _set_limit(kind: int, value: int | None) -> None:
 
 
 def main(work: Work) -> int:
-    """The process of a module that is started with its socket's number."""
+    """The entry point of a job module, whose first argument is its socket's descriptor."""
     with socket.socket(fileno=int(sys.argv[1])) as link:
         serve(link, work)
     return 0

@@ -1,5 +1,5 @@
-"""What a pool and its processes say to each other: packets of msgpack over a Unix socket, never pickle. The data
-itself is in anonymous memory files, whose descriptors are sent with the job."""
+"""Messages between a pool and its processes: msgpack packets over a Unix socket, never pickle. The data itself is in
+anonymous memory files, whose descriptors are sent with the job."""
 
 import os
 from typing import Any, TypeAlias
@@ -13,8 +13,8 @@ MAX_MESSAGE_CHARS = 500
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):
-    """`words` are the job's own parameters. Its input and its output file come with the packet. The process may use
-    `cpu_s` and have `memory_bytes` more address space than when it began, plus what it is allowed to hold."""
+    """`words` are the job's parameters. The descriptors of its input and output files come with the packet. The process
+    may use `cpu_s` of CPU time and `memory_bytes` of additional address space, plus what the pool lets it `Hold`."""
 
     words: bytes
     num_bytes: int
@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """The job's own CPU time is counted from now on, without the imports of a new process."""
+    """The job has started: its CPU time counts from here, without the imports of a new process."""
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -37,7 +37,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobDone(msgspec.Struct, frozen=True, tag=True):
-    """The output file holds `num_bytes`. With `is_last` the process ends now, because it has grown."""
+    """The output file holds `num_bytes`. With `is_last` the process exits now, because it has grown too much."""
 
     words: bytes
     num_bytes: int
@@ -45,7 +45,7 @@ class JobDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobRefused(msgspec.Struct, frozen=True, tag=True):
-    """A RequestError."""
+    """The job raised a RequestError."""
 
     message: str
     code: str | None
@@ -54,7 +54,7 @@ class JobRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):
-    """`is_memory`: the job needs more memory than it may have. The process ends, for nobody knows its state."""
+    """The job ran out of memory (`is_memory`) or raised another error. The process exits, as its state is unknown."""
 
     is_memory: bool
     text: str = ""
@@ -68,7 +68,7 @@ _from_process = msgspec.msgpack.Decoder(FromProcess)
 
 
 class BadPacketError(SaccadeError):
-    """A packet that no process of ours writes."""
+    """The packet is not one of the messages of this module."""
 
 
 def encode(packet: ToProcess | FromProcess) -> bytes:
@@ -82,11 +82,11 @@ def read_order(data: bytes) -> Any:
 
 
 def read_reply(data: bytes) -> FromProcess:
-    """The other side works on untrusted data, so it is not trusted either."""
+    """The process handles untrusted data, so its replies are not trusted either."""
     try:
         reply: FromProcess = _from_process.decode(data)
     except msgspec.MsgspecError:
-        raise BadPacketError(f"{len(data)} bytes are no reply") from None
+        raise BadPacketError(f"it sent {len(data)} bytes that are not a reply") from None
     return reply
 
 

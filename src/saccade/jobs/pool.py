@@ -1,8 +1,8 @@
-"""A few processes for work on untrusted data. One job never hurts another: a process that uses more CPU time or memory
-than its job may, whose deadline passes or whose client has left is killed, and another takes its place.
+"""A few processes for work on untrusted data. One job never hurts another: a process is killed and replaced when its
+job exceeds its CPU time or memory, passes its deadline, or loses its client.
 
-Jobs with a small estimated cost go before those with a large one, and large ones never hold all processes. Large ones
-that wait long enough come before newer small ones, too. Among small jobs, and among large ones, callers take turns.
+Jobs with a small estimated cost go before large ones, and large ones never occupy all processes. A large job that has
+waited long enough goes before newer small ones. Among small jobs, and among large ones, callers take turns.
 """
 
 import logging
@@ -16,11 +16,11 @@ from saccade.errors import SaccadeError
 from saccade.jobs.fair_line import FairLine
 from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
 
-LINE_POLL_S = 0.5  # between checks whether the client of a job that waits is still there; hundreds may wait
+LINE_POLL_S = 0.5  # how often a waiting job checks that its client is still there; hundreds may be waiting
 SMALL_S = 0.25  # estimated seconds up to which a job is small
 LEAST_COST_S = 0.001  # of a job, between callers
 CLOSE_S = 5.0
-PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its own estimate
+PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its estimated cost
 
 _log = logging.getLogger(__name__)
 
@@ -43,26 +43,26 @@ class _Waiting:
 
     @property
     def rank(self) -> float:
-        """Whoever has the least comes first."""
+        """The lowest rank goes first."""
         return self.since + PATIENCE * self.cost_s
 
 
 class Pool:
-    """At most `size` processes of one module. The first is started at once, others when they are needed. Any number of
-    threads may run jobs; each waits for its own."""
+    """At most `size` processes of one module. The first starts at once, the others on demand. Any number of threads may
+    run jobs; each waits for its own."""
 
     def __init__(self, module: str, size: int, *words: str, fds: tuple[int, ...] = ()) -> None:
         assert size >= 2, "large jobs leave one process to small ones"
         self._module, self.size, self._words, self._fds = module, size, words, fds
         self._lock = threading.Condition()
         self._idle: list[PoolProcess] = []
-        self._busy: dict[PoolProcess, bool] = {}  # and whether its job is large
+        self._busy: dict[PoolProcess, bool] = {}  # True if its job is large
         self._small: FairLine[_Waiting] = FairLine()
         self._large: FairLine[_Waiting] = FairLine()
         self._wanted = 1
         self._is_closed = False
         self.num_killed = 0
-        # Linux ends the processes with the thread that started them, so that is one that lives as long as the pool.
+        # Linux kills the processes when the thread that started them ends, so that thread lives as long as the pool.
         self._keeper = threading.Thread(target=self._keep, name=f"{module} processes", daemon=True)
         self._keeper.start()
 
@@ -77,9 +77,9 @@ class Pool:
         hold: Callable[[int], None] = lambda num_bytes: None,
         go_on: Callable[[], None] = lambda: None,
     ) -> JobOutput:
-        """The result of one job. `cost_s` is an estimate, which decides about the order only. `hold` and `go_on` are as
-        in an Allowance, and what they raise ends the job. Raises also the RequestError of the job, a JobKilledError or
-        a ProcessLostError."""
+        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `go_on` are as in an
+        Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError or a
+        ProcessLostError."""
         process = self._take(_Waiting(caller, cost_s), go_on)
         try:
             output = process.run(words, data, limits, hold, go_on)
@@ -94,7 +94,7 @@ class Pool:
 
     @property
     def oldest_s(self) -> float:
-        """How long the first of those who wait has waited."""
+        """How long the oldest waiting job has waited."""
         with self._lock:
             return monotonic() - min((one.since for one in (*self._small, *self._large)), default=monotonic())
 
@@ -108,7 +108,7 @@ class Pool:
             return [process.pid for process in (*self._idle, *self._busy)]
 
     def close(self) -> None:
-        """Ends all processes at once. May be called again."""
+        """Kills all processes. May be called again."""
         with self._lock:
             self._is_closed = True
             idle = self._idle
@@ -120,7 +120,7 @@ class Pool:
                     waiting.ready.set()
                 line.clear()
             self._lock.notify_all()
-            self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads of their jobs give them back
+            self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads that run jobs give them back
         for process in idle:
             process.kill()
         self._keeper.join()
@@ -165,8 +165,8 @@ class Pool:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hands idle processes to those who wait, and asks for more where that is not enough. Needs the lock."""
-        for process in [process for process in self._idle if not process.is_alive]:  # ended while it had nothing to do
+        """Hands idle processes to waiting jobs, and asks for more if there are too few. Needs the lock."""
+        for process in [process for process in self._idle if not process.is_alive]:  # it died while idle
             self._idle.remove(process)
             process.kill()
         while self._idle and (chosen := self._next()) is not None:

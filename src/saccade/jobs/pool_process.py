@@ -24,7 +24,7 @@ from saccade.processes import describe_exit, start_python
 
 POLL_S = 0.05
 START_CPU_S = 20.0  # for the imports of a new process
-WALL_FACTOR, WALL_S = 10.0, 30.0  # a machine may be busy; CPU time is what is limited first
+WALL_FACTOR, WALL_S = 10.0, 30.0  # generous, as the machine may be busy: the CPU limit should be hit first
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP})
 STOP_S = 5.0
 
@@ -32,12 +32,12 @@ Reason = Literal["cpu", "memory", "time", "crash"]
 
 
 def is_supported() -> bool:
-    """Whether this system has nameless memory files that can be sealed, and clocks of other processes."""
+    """Whether this system has anonymous memory files that can be sealed, and CPU clocks of other processes."""
     return sys.platform == "linux"
 
 
 class JobKilledError(SaccadeError):
-    """The job was over a limit, or crashed its process."""
+    """The job exceeded a limit, or crashed its process."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -45,13 +45,13 @@ class JobKilledError(SaccadeError):
 
 
 class ProcessLostError(SaccadeError):
-    """The process ended, or said something that it cannot say; not known to be the job's fault."""
+    """The process ended or broke the protocol. This may not be the job's fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
     cpu_s: float
-    memory_bytes: int  # beside what it asks for and may hold
+    memory_bytes: int  # on top of what the pool lets it hold
     max_output_bytes: int
 
     @property
@@ -61,14 +61,14 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """The job's words, and its data in memory that nobody can change any more."""
+    """The job's reply, and its data in memory that can no longer change."""
 
     words: bytes
     data: npt.NDArray[np.uint8]
 
 
 class PoolProcess:
-    """One thread uses it at a time; any thread may `stop` it."""
+    """Used by one thread at a time; any thread may `stop` it."""
 
     def __init__(self, module: str, *words: str, fds: tuple[int, ...] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,10 +83,10 @@ class PoolProcess:
                 raise
         self._link = ours
         self.pid = self._process.pid
-        self._clock = ~self.pid << 3 | 2  # Linux's name of a process's CPU clock
+        self._clock = ~self.pid << 3 | 2  # Linux's id for the CPU clock of a process
         self._poll = select.poll()
         self._poll.register(ours, select.POLLIN)
-        self.was_killed = False  # before its job had ended
+        self.was_killed = False  # before its job was done
         self._is_usable = True
 
     @property
@@ -101,7 +101,7 @@ class PoolProcess:
         hold: Callable[[int], None],
         go_on: Callable[[], None],
     ) -> JobOutput:
-        """A process is killed unless it ends its job properly."""
+        """Runs a job. The process is killed unless it completes the job properly."""
         self._is_usable, proper, self.was_killed = False, False, True
         output = os.memfd_create("saccade-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -121,13 +121,13 @@ class PoolProcess:
                 self.kill()
 
     def stop(self) -> None:
-        """Ends the process. Whoever waits for its job notices."""
+        """Kills the process. The thread that waits for its job notices."""
         self._is_usable = False
         with suppress(OSError):
             self._process.kill()
 
     def kill(self) -> None:
-        """Ends the process and closes what belongs to it. May be called again."""
+        """Kills the process and releases its resources. May be called again."""
         self.stop()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
@@ -165,10 +165,10 @@ class PoolProcess:
                 case packets.Began():
                     raise ProcessLostError("it began its job twice")
                 case packets.Hold(num_bytes):
-                    self._check(limits, cpu_end, wall_end)  # it could ask again and again
+                    self._check(limits, cpu_end, wall_end)  # the process could ask forever
                     refusal = refusal or self._hold(num_bytes, hold)
                 case packets.JobFailed(is_memory=True):
-                    raise JobKilledError("memory", "it needs more memory than it may have")
+                    raise JobKilledError("memory", "it needs more memory than allowed")
                 case packets.JobFailed(text=text):
                     raise ProcessLostError(f"it failed ({_printable(text)[:80]})")
                 case packets.JobDone() | packets.JobRefused() as reply:
@@ -195,7 +195,7 @@ class PoolProcess:
             raise ProcessLostError(str(error)) from None
 
     def _hold(self, num_bytes: int, hold: Callable[[int], None]) -> Exception | None:
-        """Answers whether the process may have the memory; returns why not."""
+        """Tells the process whether it may have the memory. Returns the reason for a refusal."""
         if num_bytes < 0:
             raise ProcessLostError(f"it asked for {num_bytes} bytes")
         refusal = None
@@ -210,7 +210,7 @@ class PoolProcess:
         return refusal
 
     def _ended(self) -> SaccadeError:
-        """Why the process is gone. SIGKILL may come from anyone; these signals come from what it did."""
+        """Why the process is gone. Only signals that the job itself causes are its fault: anyone may send SIGKILL."""
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -224,13 +224,13 @@ class PoolProcess:
     def _cpu_s(self) -> float:
         try:
             return time.clock_gettime(self._clock)
-        except OSError:  # it has ended, which its socket will tell
+        except OSError:  # the process has ended; the next read of its socket will show it
             return 0.0
 
 
 def _sealed(output: int, num_bytes: int, max_bytes: int) -> npt.NDArray[np.uint8]:
-    """The file as an array. Sealed first: a file that shrinks later would end this process, and pixels that change
-    would no longer be those of their digest. A writable mapping that the process kept makes sealing fail."""
+    """Seals the file and returns it as an array. Reading a file that shrinks later would kill this process, and pixels
+    that change would no longer match their digest. Sealing fails if the process kept a writable mapping."""
     try:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
         fcntl.fcntl(output, fcntl.F_ADD_SEALS, seals)

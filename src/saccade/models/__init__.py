@@ -1,1 +1,1 @@
-"""Model specs, one decoder and one vision tower for all families, the families' declarations, and weight loading."""
+"""Model specs, the decoder and the vision tower that all families share, family declarations, and weight loading."""

@@ -15,7 +15,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """Named tensors in disk order. `where` is its name in error messages."""
+    """Named tensors in disk order. Error messages call the checkpoint `where`."""
 
     @property
     def where(self) -> str: ...
@@ -28,9 +28,9 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """One or several .safetensors files, memory-mapped: what a rank does not copy is not read. As in transformers,
-    model.safetensors takes precedence over an index, and files outside of it are ignored; without either, all files are
-    used, and no two may hold the same tensor."""
+    """One or several .safetensors files, memory-mapped: data that a rank does not copy is never read. As in
+    transformers, model.safetensors takes precedence over an index, and files that the index does not name are ignored.
+    Without either, all files are used, and no two may hold the same tensor."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -87,7 +87,7 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     files = tuple(index.parent / name for name in names)
     for file in files:
         if file.parent != index.parent:
-            raise ConfigError(f"{index} names {file.name} outside of its folder; download the checkpoint again")
+            raise ConfigError(f"{index} names {file.name} outside its folder; download the checkpoint again")
         if not _is_file(file):
             raise ConfigError(
                 f"{file} is missing, but {index.name} names it as one of {len(files)} shards; download it again"
@@ -98,5 +98,5 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no name that a file can have
+    except (OSError, ValueError):  # not a valid file name
         return False

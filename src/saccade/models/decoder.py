@@ -1,4 +1,4 @@
-"""The decoder of every family. T token rows, L deepstack levels, K columns of a head, D width, V vocabulary."""
+"""The decoder that all families share. T token rows, L deepstack levels, K columns of a head, D width, V vocabulary."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 
 class Decoder(Layer):
-    """Ids to embeddings to hidden states to logits. Only `body` is meant for a graph: image rows are placed among the
-    embeddings before it, and the rows that need logits differ from step to step."""
+    """From ids to embeddings, hidden states and logits. Only `body` is meant for a graph: image rows are inserted into
+    the embeddings before it, and the rows that need logits differ from step to step."""
 
     def __init__(self, place: Placement, spec: DecoderSpec) -> None:
         self.place, self.spec = place, spec
@@ -40,8 +40,8 @@ class Decoder(Layer):
         return self.finish(*self._attend(step))
 
     def trunk(self, step: Step) -> Tensor:
-        """The body up to the last attention. The rest, `finish`, works row by row, so a prompt needs the last MLP for
-        one row only."""
+        """The body up to the last attention. The rest (`finish`) works row by row, so a prompt needs the last MLP only
+        for one row."""
         x_TD, residual_TD = self._attend(step)
         return x_TD + residual_TD
 
@@ -70,7 +70,7 @@ class Decoder(Layer):
         return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int) -> int:
-        """The most bytes that a rank passes to one collective in a pass of this size."""
+        """The largest input of one collective, in bytes per rank, in a pass of this size."""
         logits = logit_rows * (self.head or self.embedding).weight.shape[0]
         return max(rows * self.spec.width, logits) * self.place.dtype.itemsize
 

@@ -9,7 +9,7 @@ from saccade.layers.layer import Layer
 
 
 def fill_with_noise(model: Layer, *, seed: int = 0) -> None:
-    """Deterministic by seed, slot and device; the ranks' shards come from the same tensor."""
+    """The values depend only on seed, slot name and device; the shards of all ranks come from the same tensor."""
     for name, slot in model.slots():
         _fill(slot, seed ^ zlib.crc32(name.encode()))
 

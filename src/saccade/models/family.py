@@ -1,5 +1,5 @@
-"""The declaration of a model family: how its config.json is recognised, completed and read, its tensor names, and its
-image handling. Needs no torch, because the front end reads it too."""
+"""What declares a model family: how its config.json is recognised, completed and read, its tensor names, and its image
+handling. Does not import torch, because the front end uses it too."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ Table = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """The defaults of transformers for keys missing in a config.json, for the model and its input processors. `text` is
-    at the top level in a text model's or a flat config; `aliases` maps other names of a key to the one read."""
+    """The defaults of transformers for keys missing in a config.json, for the model and its input processors. `text`
+    applies to the top level if there is no text_config; `aliases` maps other names of a key to the one that is read."""
 
     text: Table
     vision: Table = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Defaults:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def complete(self, config: Table) -> dict[str, Any]:
-        """The config with missing keys filled in. An explicit null stays: it means none."""
+        """The config with missing keys filled in. An explicit null is kept: it means none."""
         whole = dict(self.top) | self._renamed(config)
         if not isinstance(whole.get("text_config"), dict):
             whole = dict(self.text) | whole
@@ -40,7 +40,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`decoder` and `vision` read a whole, completed config.json. Text models have no `vision` and no `media`."""
+    """`decoder` and `vision` read a completed config.json. Text models have neither `vision` nor `media`."""
 
     architecture: str
     model_type: str

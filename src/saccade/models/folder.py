@@ -1,4 +1,4 @@
-"""Finds a checkpoint's folder, local or on the hub."""
+"""Finds the folder of a checkpoint, local or from the hub."""
 
 import os
 from functools import partial
@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 
-# Read by the model, tokenizer, templates and image processor. Code and pickles are never fetched.
+# Files that the model, tokenizer, templates and image processor read. Code and pickles are never fetched.
 SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
 
@@ -16,7 +16,7 @@ WEIGHTS = ["*.safetensors"]
 def find_folder(
     folder_or_id: str | Path, *, revision: str = "", download_dir: str = "", with_weights: bool = True
 ) -> Path:
-    """A local folder is returned unchanged; anything else is a hub id, which is fetched or found in the hub's cache."""
+    """Returns a local folder unchanged. Anything else is a hub id, which is fetched or found in the hub's cache."""
     path = Path(folder_or_id).expanduser()
     if _is_folder(path):
         if revision:
@@ -27,7 +27,7 @@ def find_folder(
         return path
     if path.is_file() and path.suffix == ".gguf":
         raise ConfigError(
-            f"{folder_or_id} is a file; put config.json and tokenizer.json beside it and give the folder, "
+            f"{folder_or_id} is a file; put config.json and tokenizer.json next to it and give the folder, "
             f"with --load-format gguf"
         )
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
@@ -36,14 +36,15 @@ def find_folder(
 
 
 def find_model(folder_or_id: str | Path, *, revision: str = "", download_dir: str = "") -> Path:
-    """The folder of a model that can be run. One that cannot is refused before its weights are fetched."""
+    """The folder of a model. An unsupported one is refused before its weights are fetched."""
     find = partial(find_folder, folder_or_id, revision=revision, download_dir=download_dir)
     read_spec(Config.read(find(with_weights=False) / "config.json"))
     return find()
 
 
 def _is_folder(path: Path) -> bool:
-    """Refuses what this user may not read: a server often runs as another user than the one who fetched the model."""
+    """Raises if this user may not read the files: a server often runs as a different user than the one who fetched
+    the model."""
     try:
         files = [file for file in path.iterdir() if any(map(file.match, SETTINGS + WEIGHTS)) and file.exists()]
     except PermissionError as error:
@@ -57,13 +58,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def _forbidden(path: str | Path) -> ConfigError:
-    return ConfigError(
-        f"user {os.getuid()} may not read {path}; give that user the right to, and to enter the folders above it"
-    )
+    return ConfigError(f"user {os.getuid()} may not read {path}; let that user read it and enter the folders above it")
 
 
 def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Path:
-    """Imports the hub's package only here: it takes a quarter of a second, which a local folder need not wait for."""
+    """Imports the hub's package only when needed: it takes a quarter of a second."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -84,12 +83,12 @@ def _reason(error: Exception) -> str:
 
     match error:
         case errors.GatedRepoError():
-            return "its owner lets in only those who accept its terms; do so on its page, and set HF_TOKEN"
+            return "it is gated; accept its terms on its page and set HF_TOKEN"
         case errors.RevisionNotFoundError():
             return "it has no such revision (--revision)"
         case errors.RepositoryNotFoundError():
-            return "the hub has no repository of this name, or only for those with a token (HF_TOKEN)"
+            return "the hub has no repository of this name, or it needs a token (HF_TOKEN)"
         case errors.LocalEntryNotFoundError():
-            met = type(error.__cause__ or error).__name__
-            return f"the hub cannot be reached ({met}); check the network, or give a local folder"
+            cause = type(error.__cause__ or error).__name__
+            return f"the hub cannot be reached ({cause}); check the network, or give a local folder"
     return f"{type(error).__name__}; check the name, the network and the disk, or give a local folder"

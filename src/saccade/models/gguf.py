@@ -1,8 +1,8 @@
-"""GGUF files of Llama-like models: metadata as a config.json, tensors dequantised and renamed as in Hugging Face.
+"""Reads GGUF files of Llama-like models: metadata as a config.json, tensors dequantised and named as in Hugging Face.
 
-llama.cpp interleaves the two halves of each query and key head of Llama models; this is undone here. Anything beyond
-these tables is refused: unknown tensors by the strict loader (such as the scaled frequencies of Llama 3.1 and later),
-unknown metadata that changes attention or logits here.
+llama.cpp interleaves the two halves of each query and key head of Llama models; this is undone here. Whatever these
+tables do not cover is refused: this module refuses unknown metadata that changes attention or logits, and the strict
+loader refuses unknown tensors, such as the scaled frequencies of Llama 3.1 and later.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ DIALECTS = {
     "qwen3": Dialect("Qwen3ForCausalLM"),
 }
 
-# GGUF key (after the architecture) -> config.json key.
+# GGUF key without the architecture's prefix -> config.json key.
 KEYS = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -101,8 +101,8 @@ class GGUFFile:
             raise ConfigError(f"{path} needs the gguf package: pip install 'saccade-vlm[gguf]'") from error
 
         class StrictReader(GGUFReader):
-            """The package's reader takes what is beyond the end of a file for empty: it would count to the end of an
-            array of any length, with memory for every step."""
+            """The package's reader treats data beyond the end of the file as empty. It would loop over an array of any
+            claimed length and allocate memory for each element."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
                 if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -127,6 +127,7 @@ class GGUFFile:
 
     def _read_config(self) -> Config:
         kind, dialect = self._dialect()
+        # Missing keys are null rather than absent: llama.cpp's defaults differ from those for a config.json.
         values = {key: self._field(f"{kind}.{name}") for name, key in KEYS.items()}
         values |= {
             "architectures": [dialect.architecture],
@@ -154,7 +155,7 @@ class GGUFFile:
             yield name, torch.from_numpy(np.ascontiguousarray(values))
 
     def _refuse_unknown(self, kind: str, config: Config) -> None:
-        """Keys missing in a file are null in its config, because llama.cpp's defaults differ from config.json's."""
+        """Refuses metadata that would change attention or logits in a way that is not supported."""
         width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
         head_dim = config.get("head_dim", width // num_heads)
         neutral = NEUTRAL | dict.fromkeys(("rope.dimension_count", "attention.value_length"), (head_dim,))
@@ -190,7 +191,7 @@ class GGUFFile:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What the package raises for a broken file is a sentence that names it."""
+    """Turns the package's errors about a broken file into a ConfigError that names the file."""
     try:
         yield
     except (ValueError, OSError, LookupError, ArithmeticError, TypeError, RecursionError, MemoryError) as error:
@@ -198,7 +199,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _rename(stored: str) -> tuple[str, str]:
-    """The Hugging Face name, and the part of the model that the tensor belongs to."""
+    """The Hugging Face name, and llama.cpp's name of the part that the tensor belongs to."""
     stem, _, leaf = stored.rpartition(".")
     if stem in NAMES:
         return f"{NAMES[stem]}.{leaf}", stem

@@ -14,8 +14,8 @@ HALF: Triple = (0.5, 0.5, 0.5)
 class ImageSettings(PatchSettings):
     """How an image becomes patches.
 
-    `fixed_size` (height, width) stretches every image to one size; without it the image keeps its shape, each side is
-    a multiple of patch * merge, and the area stays between min_pixels and max_pixels.
+    `fixed_size` (height, width) stretches every image to one size. Without it an image roughly keeps its aspect ratio,
+    each side becomes a multiple of patch * merge, and the area stays between min_pixels and max_pixels.
     """
 
     min_pixels: int = 1
@@ -24,8 +24,8 @@ class ImageSettings(PatchSettings):
 
     @property
     def fingerprint(self) -> bytes:
-        """Every setting except the pixel bounds, for a digest. The digest must also include the size of the image,
-        which is all that the bounds affect."""
+        """Every setting except the pixel bounds, for a digest. The bounds only affect the size of the image, which the
+        digest must include."""
         return repr(replace(self, min_pixels=1, max_pixels=1)).encode()
 
 
@@ -33,8 +33,8 @@ class ImageSettings(PatchSettings):
 class VideoSettings(PatchSettings):
     """How a video becomes patches.
 
-    `budget` says what min_pixels and max_pixels bound: one frame (Qwen2.5-VL) or the whole video (Qwen3-VL).
-    `is_sampled` picks frames at `fps` (or `num_frames` of them); without it every frame is taken. With `is_capped` the
+    min_pixels and max_pixels apply to one frame (Qwen2.5-VL) or to the whole video (Qwen3-VL), depending on `budget`.
+    `is_sampled` picks frames at `fps` (or `num_frames` of them); without it every frame is used. With `is_capped` the
     pixels of a frame also stay within its share of max_video_tokens.
     """
 
@@ -58,8 +58,8 @@ class VideoSettings(PatchSettings):
 class Placeholders:
     """The text around images and videos, and how positions run through them.
 
-    A template writes `image_marker` for an image. It becomes `image_text`, whose image token is then repeated for every
-    feature row. The same goes for videos; with `has_timestamps` their text is written once per frame group, with its
+    A chat template writes `image_marker` for an image. It is replaced by `image_text`, whose image token is repeated
+    for every feature row. Videos work alike; with `has_timestamps` their text is written once per frame group, with its
     time.
     """
 
@@ -74,7 +74,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaDefaults:
-    """A family's media settings, used where the files of a checkpoint have none."""
+    """A family's media settings, for what the files of a checkpoint leave out."""
 
     image: ImageSettings
     video: VideoSettings | None = None

@@ -1,4 +1,4 @@
-"""Typed reading of a checkpoint's config.json, with errors that name the file, and the parts that families share."""
+"""Typed access to a checkpoint's config.json, with errors that name the file, and the readers that families share."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 
-MAX_SIZE = 2**24  # of a dimension: far above any model, and small enough that a typo does not exhaust memory
+MAX_SIZE = 2**24  # of a dimension: far above any model, but small enough that a typo does not exhaust memory
 MAX_LAYERS = 4096
 MAX_INTEGER = 2**31 - 1
 MAX_SHOWN = 200
@@ -31,7 +31,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_ta
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of a config.json. A key that is null counts as absent, as in Hugging Face configs."""
+    """A JSON object in a config.json. A null value counts as absent, as in Hugging Face configs."""
 
     values: Mapping[str, Any]
     where: str = "config.json"
@@ -84,14 +84,13 @@ class Config:
     def ints(self, key: str) -> tuple[int, ...]:
         values = self.get(key, [])
         if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
-            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
+            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; it must be a list of integers of at least 0")
         return tuple(values)
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
     def sub(self, key: str) -> "Config":
-        """A nested object."""
         return Config(self.need(key, dict), f"{self.where}: {key}")
 
     @property
@@ -108,8 +107,8 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary of a config, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters). With a
-    rope_scaling, rope_parameters is ignored, and missing values come from the top level of the config."""
+    """The rotary of a config, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters). If there is
+    a rope_scaling, rope_parameters is ignored. Missing values come from the top level of the config."""
 
     base: float
     scaling: LinearScaling | Llama3Scaling | None
@@ -122,14 +121,14 @@ class Rope:
         nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
         if nested:
             raise ConfigError(
-                f"{rope.where} has one rotary for each of {', '.join(nested)}; this model has one for all"
+                f"{rope.where} has a rotary for each of {', '.join(nested)}; this model has one for all layers"
             )
         base = rope.get("rope_theta", config.get("rope_theta", default_base))
         if base <= 0:
             raise ConfigError(f"{rope.where}: rope_theta is {base}; it must be above 0")
         scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if scaling is not None and part != 1.0:
-            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part} beside a scaling; only 1 is supported")
+            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part}; with a scaling only 1 is supported")
         sections = rope.ints("mrope_section")
         if len(sections) not in (0, 3):
             raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
@@ -147,12 +146,12 @@ def read_decoder(
     windows: list[int | None] | None = None,
 ) -> DecoderSpec:
     """A Llama-like pre-norm decoder with one rotary; families change what differs with `replace`. Without `windows` all
-    layers have full attention, whatever the config says: not all families read sliding windows."""
+    layers have full attention, whatever the config says: not all families support sliding windows."""
     width, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.get("head_dim", width // num_heads)
     if not 2 <= head_dim <= MAX_SIZE or head_dim % 2:
         raise ConfigError(
-            f"{config.where}: head_dim is {head_dim} (hidden_size over num_attention_heads where it is not written); "
+            f"{config.where}: head_dim is {head_dim} (by default hidden_size / num_attention_heads); "
             f"it must be even and at least 2"
         )
     has_bias = config.get("attention_bias", False)
@@ -187,7 +186,8 @@ def read_windows(config: Config) -> list[int | None]:
 
 
 def spread_window(config: Config, window: int | None, slides: list[bool]) -> list[int | None]:
-    """The window for each layer that layer_types calls sliding; `slides` is the default for layer_types."""
+    """The window of each layer: `window` where layer_types says sliding, else None. `slides` replaces a missing
+    layer_types."""
     if config.has("layer_types"):
         kinds = config.need("layer_types", list)
         if len(kinds) != len(slides) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):

@@ -1,4 +1,4 @@
-"""Model specifications. A family makes them from a config.json; the decoder and the tower read nothing else."""
+"""Model specifications. A family builds them from a config.json; the decoder and the tower read nothing else."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -52,10 +52,10 @@ class DecoderSpec:
 class VisionSpec:
     """A vision tower: patches of `channels` x `temporal_patch` x `patch` x `patch` to rows of the decoder's width.
 
-    `merge` x `merge` patches become one row. `grid_side` is the side of the learned position grid (0: none),
-    `rotary_base` the base of the 2-D rotary (0: none), `window` the side of an attention window in merged units
-    (0: none); `full_layers` attend to whole frames anyway. After each of `deepstack_layers` the hidden state is also
-    merged by `deepstack_merger`.
+    `merge` x `merge` patches become one row. `grid_side` is the side of the learned position grid, `rotary_base` the
+    base of the 2-D rotary, and `window` the side of an attention window in merged units; 0 means there is none.
+    `full_layers` attend to whole frames anyway. After each of `deepstack_layers` the hidden state is also merged by
+    `deepstack_merger`.
     """
 
     block: VisionBlockSpec
@@ -98,7 +98,8 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Text models have no `vision`. With `sees_whole_image` the rows of an image attend to each other both ways."""
+    """Text models have no `vision`. With `sees_whole_image` the rows of an image attend to each other in both
+    directions."""
 
     architecture: str
     max_position: int
@@ -108,6 +109,6 @@ class ModelSpec:
 
 
 def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:
-    """The first index of every kind, and the last index, so that what follows the layers gets its usual input."""
+    """The first index of each kind, plus the last index, so that whatever follows the layers gets its usual input."""
     first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
     return sorted({*first.values(), len(kinds) - 1})

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantised, or shall be while they are loaded: which layers, in which form."""
+"""How weights are quantised, in the checkpoint or while they are loaded: which layers, in which format."""
 
 import re
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ _ROOM = 128
 _NO_LIST: list[Any] = []
 _NO_OBJECT: dict[str, Any] = {}
 
-# The products of decoders and towers, by the path of their layers. What is not here (embedding, head, router, patches,
-# projectors) decides too much or weighs too little.
+# Paths of the layers that are quantised. The others (embedding, head, router, patches, projectors) affect quality too
+# much or are too small to matter.
 _LANGUAGE = re.compile(r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+")
 _VISION = re.compile(r"tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+")
 
@@ -39,7 +39,7 @@ class QuantizeSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize:
-    """What is asked for: weights as they are stored ("auto"), or rounded to "fp8" while they are loaded."""
+    """What the user asks for: weights as stored ("auto"), or rounded to "fp8" while they are loaded."""
 
     language: str = "auto"
     vision: str = "auto"
@@ -59,7 +59,8 @@ AS_STORED = Quantize()
 
 @dataclass(frozen=True)
 class QuantizedFormats:
-    """The form of the decoder's and the tower's products; `skipped` layers are plain, named as the checkpoint does."""
+    """The weight formats of the decoder's and the tower's layers. `skipped` layers are plain; they have the names that
+    the checkpoint uses."""
 
     language: WeightFormat
     vision: WeightFormat
@@ -83,10 +84,8 @@ class QuantizedFormats:
 
 
 def read_formats(config: Config, renames: Renames, asked: Quantize = AS_STORED, *, is_dummy: bool = False) -> Formats:
-    """The formats of a config.json, and of what was asked for on top of it.
-
-    Made-up weights have no scales yet: they are rounded to the form that the config names.
-    """
+    """The formats that a config.json names, else those that the user asks for. Dummy weights have no scales yet: they
+    are rounded to the format of the config."""
     if config.has("quantization_config"):
         return _stored(config, renames, is_dummy=is_dummy)
     if asked == AS_STORED:
@@ -110,7 +109,7 @@ def _stored(config: Config, renames: Renames, *, is_dummy: bool) -> QuantizedFor
 
 
 def _fp8(found: Config) -> WeightFormat:
-    """Of Qwen's releases: e4m3 in blocks, inputs scaled as they come."""
+    """The format of Qwen's releases: e4m3 in blocks, inputs scaled dynamically."""
     if (scheme := found.get("activation_scheme", "dynamic")) != "dynamic":
         raise _refusal(found, f"activation_scheme {scheme!r}")
     if (kind := found.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
@@ -121,7 +120,7 @@ def _fp8(found: Config) -> WeightFormat:
 
 
 def _compressed(found: Config) -> WeightFormat:
-    """compressed-tensors: one group of linear layers, in the format of floats of eight bits."""
+    """compressed-tensors: one group of linear layers, with 8-bit floats."""
     if (status := found.get("quantization_status", "compressed")) not in ("compressed", "frozen"):
         raise _refusal(found, f"quantization_status {status!r}")
     names = list(found.get("config_groups", _NO_OBJECT))
@@ -135,7 +134,7 @@ def _compressed(found: Config) -> WeightFormat:
     if found.has("kv_cache_scheme"):
         raise _refusal(found, "a quantised KV cache (kv_cache_scheme)")
     if not (group.has("weights") and group.has("input_activations")):
-        raise _refusal(found, "weights alone, or inputs alone,")
+        raise _refusal(found, "only weights or only inputs")
     return _by_channel_or_tensor(found, group.sub("weights"), group.sub("input_activations"))
 
 
@@ -163,13 +162,13 @@ def _refusal(found: Config, what: str) -> ConfigError:
 
 @lru_cache(maxsize=4096)
 def _names_of(renames: Renames, path: str) -> Sequence[str]:
-    """What checkpoints of all ages call a layer."""
+    """The names of a layer in checkpoints of all ages."""
     return [name.removesuffix(".weight") for name in renames.names_of(f"{path}.weight")]
 
 
 def _is_named(name: str, word: str) -> bool:
-    """Whether a word of a list of layers means this one: the layer, a part of the model it is in, or its last names;
-    or, behind "re:", an expression."""
+    """Whether an entry in a list of layers matches this one. An entry is a whole name, a prefix or a suffix of it, or a
+    regular expression after "re:"."""
     if word.startswith("re:"):
         return re.match(word.removeprefix("re:"), name) is not None
     return name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")

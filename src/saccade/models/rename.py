@@ -1,8 +1,8 @@
 """Tables that map checkpoint names to the slots of a model.
 
-A name's prefix is made canonical (checkpoints of different ages nest parts differently), then the first matching rule
-applies. `{word}` in a template matches one part of the dotted name and is the same on both sides; rules also work
-backwards, so that an error can name a missing tensor as its checkpoint would.
+First a name's prefix is made canonical, because checkpoints of different ages nest parts differently. Then the first
+matching rule applies. `{word}` in a template matches one part of the dotted name and is the same on both sides. Rules
+also work backwards, so that an error can name a missing tensor as the checkpoint would.
 """
 
 import re
@@ -16,9 +16,9 @@ from typing import Literal
 class Rule:
     """One checkpoint tensor, and the slots it fills.
 
-    In this order, a tensor is optionally unbound along its first axis (`{i}` in the targets counts the pieces),
-    flattened to a matrix (all axes but the first joined) and transposed; several targets split the first axis.
-    "if_needed" transposes what does not fit otherwise: checkpoints of one family exist in both orders.
+    A tensor is optionally unbound along its first axis (`{i}` in the targets counts the pieces), then flattened to a
+    matrix (all axes but the first are joined), then transposed. Several targets split the first axis. "if_needed"
+    transposes only a matrix that does not fit otherwise: checkpoints of one family exist in both orders.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """`prefixes` are tried in order; `ignored` are names that some checkpoints have and no model needs."""
+    """`prefixes` are tried in order. `ignored` matches names in some checkpoints that no model needs."""
 
     prefixes: tuple[tuple[str, str], ...]
     rules: tuple[Rule, ...]
@@ -59,7 +59,7 @@ class Renames:
         return None
 
     def backwards(self, slot_name: str, seen: Collection[str] = ()) -> str:
-        """The checkpoint name of a slot's tensor, with the prefix used among the `seen` names."""
+        """The checkpoint name of a slot's tensor, with the prefix that the `seen` names use."""
         names = (rule.backwards(slot_name) for rule in self.rules)
         short = next((name for name in names if name is not None), slot_name)
         fitting = [(p, canonical) for p, canonical in self.prefixes if short.startswith(canonical)]
@@ -69,7 +69,7 @@ class Renames:
         return fitting[0][0] + short.removeprefix(fitting[0][1]) if fitting else short
 
     def names_of(self, slot_name: str) -> list[str]:
-        """What checkpoints of all ages call the tensor that fills this slot."""
+        """The names of a slot's tensor in checkpoints of all ages."""
         shorts = [name for rule in self.rules if (name := rule.backwards(slot_name)) is not None]
         return [
             prefix + short.removeprefix(canonical)
@@ -95,7 +95,7 @@ TEXT_PREFIXES = (
     ("model.language_model.", "text."),
     ("language_model.model.", "text."),
     ("model.", "text."),
-    # Models that were saved without a head, such as Qwen3-Embedding.
+    # Models saved without a head, such as Qwen3-Embedding.
     ("embed_tokens.", "text.embed_tokens."),
     ("layers.", "text.layers."),
     ("norm.", "text.norm."),
@@ -131,7 +131,7 @@ EXPERT_RULES = (one(_LAYER + ".mlp.experts.{i}.{p}_proj.{w}", _OURS + ".mlp.expe
 
 _EXPERT = _OURS + ".mlp.experts.{i}."
 
-# All experts of a layer in one tensor, [gate | up] along the output; scales of blocks are laid out alike.
+# All experts of a layer in one tensor, [gate | up] along the output axis; block scales have the same layout.
 FUSED_EXPERT_RULES = (
     Rule(
         _LAYER + ".mlp.experts.gate_up_proj_scale_inv",

@@ -1,5 +1,5 @@
-"""The vision tower of every family. P patch rows, C values of a patch, D width of the tower, U merged units, L levels,
-E width of the decoder."""
+"""The vision tower that all families share. P patch rows, C values of a patch, D width of the tower, U merged units,
+L levels, E width of the decoder."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from saccade.models.model_spec import VisionSpec
 
 
 class Tower(Layer):
-    """Patches to rows of the decoder's width.
+    """Turns patches into rows of the decoder's width.
 
     The result is one tensor with a level for the projected rows and one for each deepstack layer. The tower is either
-    split over the ranks of `place`, which see the same images, or whole on every rank of `sharing`; these encode
-    different images and all get the rows of all ranks, concatenated.
+    split over the ranks of `place`, which all see the same images, or whole on every rank of `sharing`. Those encode
+    different images, and each gets the concatenated rows of all ranks.
     """
 
     def __init__(self, place: Placement, spec: VisionSpec, sharing: ParallelGroup = ALONE) -> None:
@@ -41,14 +41,14 @@ class Tower(Layer):
         ]
 
     def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
-        """(L, U, E): the projected rows, then the deepstack rows, in patch order; in `out` if given. If ranks share
-        rows, U counts those of all ranks."""
+        """(L, U, E): the projected rows, then the deepstack rows, in patch order; written to `out_LUE` if given. With
+        `sharing`, U counts the units of all ranks."""
         if self.sharing.size > 1:
             return self.sharing.all_gather(self._rows(step), dim=1, out=out_LUE)
         return self._rows(step, out_LUE)
 
     def exchanged_bytes(self, *, patches: int) -> int:
-        """The most bytes that a rank passes to one collective in a pass of this size."""
+        """The largest input of one collective, in bytes per rank, in a pass of this size."""
         units, projector = patches // self.spec.unit, self.spec.projector.out_width
         merged = units * projector * (self.spec.levels if self.sharing.size > 1 else 1)
         return max(patches * self.spec.block.width, merged) * self.place.dtype.itemsize
@@ -87,14 +87,14 @@ class Tower(Layer):
         return self._windowed(step, x_PD)
 
     def _merge(self, projector: Merger | PoolProjector, x_PD: Tensor, step: VisionStep, out_UE: Tensor) -> None:
-        """Writes rows in patch order, directly to `out_UE` unless windows reordered them."""
+        """Writes rows to `out_UE` in patch order, undoing the reordering by windows."""
         if step.window_inverse_U is None:
             projector(x_PD, out_UE)
         else:
             torch.index_select(projector(x_PD), 0, step.window_inverse_U, out=out_UE)
 
     def _windowed(self, step: VisionStep, x_PX: Tensor) -> Tensor:
-        """Regroups rows so that each window is contiguous; the patches of a unit stay together."""
+        """Reorders rows so that each window is contiguous; the patches of a unit stay together."""
         if step.window_order_U is None:
             return x_PX
         units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))

@@ -1,4 +1,4 @@
-"""A whole model: a decoder and perhaps a vision tower.
+"""A whole model: a decoder and, in vision-language models, a tower.
 
 T token rows, L deepstack levels, U rows of vision output, D width of the decoder.
 """
@@ -22,8 +22,9 @@ EncoderMode = Literal["auto", "weights", "data"]
 class Model(Layer):
     """`vision_group` has the ranks of `place` but its own communicator, because the tower runs on another stream.
 
-    In encoder mode "weights" the tower is split over the ranks like the decoder; in "data" each rank holds it whole and
-    encodes different images. "auto" is "weights" if the tower can be split, else "data", and `why_whole` says why.
+    In encoder mode "weights" the tower is split over the ranks like the decoder. In "data" each rank holds the whole
+    tower and encodes different images. "auto" picks "weights" if the tower can be split, else "data"; `why_whole` then
+    says why.
     """
 
     why_whole = ""
@@ -57,7 +58,7 @@ class Model(Layer):
         return Tower(replace(place.inside("tower"), group=ALONE), spec, group)
 
     def drop_head(self) -> None:
-        """The checkpoint has none: hidden states are right, and logits mean nothing."""
+        """Call if the checkpoint has no head: hidden states are right, but logits are meaningless."""
         self.decoder.head, self.has_head = None, False
 
     @property
@@ -68,8 +69,8 @@ class Model(Layer):
         return "data" if self.tower.sharing.size > 1 else "weights"
 
     def reserve(self, *, rows: int, logit_rows: int, patches: int) -> None:
-        """Reserve memory for the collectives of the largest passes; `patches` counts one rank's. All ranks call it with
-        the same numbers, once, before they run or capture anything."""
+        """Reserve memory for the collectives of the largest passes; `patches` is per rank. Every rank calls this once,
+        with the same numbers, before it runs or captures anything."""
         language, vision = self.exchanged_bytes(rows=rows, logit_rows=logit_rows, patches=patches)
         if language:
             self.place.group.reserve(language)
@@ -77,14 +78,14 @@ class Model(Layer):
             self.tower.group.reserve(vision)
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int, patches: int) -> tuple[int, int]:
-        """The most bytes that a rank passes to one collective, in decoder and tower; 0 if there are none."""
+        """The largest input of one collective, in bytes per rank, of decoder and tower; 0 if there are none."""
         has_peers = self.place.group.size > 1
         language = self.decoder.exchanged_bytes(rows=rows, logit_rows=logit_rows) if has_peers else 0
         tower = self.tower if self.tower is not None and self.tower.group.size > 1 else None
         return language, 0 if tower is None else tower.exchanged_bytes(patches=patches)
 
     def encode(self, step: VisionStep) -> Tensor:
-        """(1 + L, U, D) rows of the images and frames of a step (in encoder mode "data", of all ranks' steps); level 0
+        """(1 + L, U, D) rows of the images and frames of a step, or of all ranks' steps in encoder mode "data". Level 0
         replaces the embeddings of placeholder tokens."""
         assert self.tower is not None, f"{self.spec.architecture} has no vision tower"
         return self.tower(step)
@@ -92,9 +93,9 @@ class Model(Layer):
     def embed(
         self, ids_T: Tensor, rows_LUD: Tensor | None = None, sources_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and deepstack rows of these tokens. `sources_T` is the vision row of each token, -1 for text; ids
-        of placeholders are not looked up. Deepstack rows are zero at text, and None if the family has none or no vision
-        rows are given."""
+        """Embeddings and deepstack rows of these tokens. `sources_T` is the vision row of each token, or -1 for text.
+        Ids of placeholders are not looked up. Deepstack rows are zero for text, and None if the family has none or no
+        vision rows are given."""
         if rows_LUD is None or sources_T is None:
             return self.decoder.embed(ids_T), None
         embeds_TD = self.decoder.embed(ids_T.where(sources_T < 0, 0))

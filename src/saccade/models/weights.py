@@ -1,4 +1,4 @@
-"""Builds a model and streams its weights in, renaming, fusing and sharding; missing or extra tensors are errors."""
+"""Builds a model and streams in its weights, renamed, fused and sharded; missing or extra tensors are errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ DTYPES = {
 NAMES_SHOWN = 8
 ONE_RANK = Groups()
 
-# Some checkpoints of tied models also store the head. It must equal the embedding, or the config is wrong.
+# Some checkpoints of tied models also store the head. If it differs from the embedding, the config is wrong.
 HEAD = "decoder.head.weight"
 TIED = ("decoder.embedding.weight", HEAD)
-HEADLESS = "layers."  # how names begin in what was saved without the part that writes, such as Qwen3-Embedding-8B
+HEADLESS = "layers."  # prefix of names in checkpoints saved without a head, such as Qwen3-Embedding-8B
 
 
 def load_model(  # noqa: PLR0913
@@ -51,12 +51,12 @@ def load_model(  # noqa: PLR0913
     kernels: Kernels | None = None,
     progress: OnProgress = no_progress,
 ) -> Model:
-    """A model with its weights; with several ranks in `groups`, with this rank's shards.
+    """A model with its weights; if `groups` has several ranks, with this rank's shards.
 
     `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` defaults to the checkpoint's. "auto" reads a file as
-    GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json; "dummy"
-    needs a config.json only. For `encoder_mode` see `Model`. Weights are quantised as the checkpoint says, or to "fp8"
-    while they are loaded.
+    GGUF and a folder as safetensors; "gguf" also reads a folder with a config.json and one .gguf file; "dummy" needs
+    only a config.json. For `encoder_mode` see `Model`. Weights are quantised as the checkpoint says, or to "fp8" while
+    they are loaded.
     """
     config, checkpoint = _open(folder_or_id, load_format)
     family, spec = read_spec(config)
@@ -119,10 +119,10 @@ def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Ch
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
-    """The folder's config.json describes the model, as for its other readers; unsupported GGUF metadata is refused."""
+    """The folder's config.json describes the model; the GGUF metadata is only checked for unsupported values."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
-        raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, beside config.json")
+        raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, next to config.json")
     file = GGUFFile.open(files[0])
     file.config()
     return _read_config(folder), file
@@ -130,14 +130,14 @@ def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
 
 def _read_config(folder: Path) -> Config:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it beside its weights")
+        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it next to its weights")
     return Config.read(folder / "config.json")
 
 
 @dataclass(slots=True)
 class Findings:
-    """What did not fit. `missing` is a dict because it keeps the order of the model. `tied` holds the embedding and the
-    stored head of a model that ties them; they come in any order."""
+    """What did not fit. `missing` is a dict to keep the model's order. `tied` holds the embedding and the stored head
+    of a model that ties them, in the order in which they were read."""
 
     renames: Renames
     missing: dict[str, None]
@@ -197,7 +197,7 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
 
 
 def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    """The tensor for each slot that a rule's targets name."""
+    """The tensor for each slot that a rule fills."""
     pieces = tensor.unbind(0) if rule.unbind else (tensor,)
     spread: dict[str, Tensor] = {}
     for i, piece in enumerate(pieces):
@@ -212,14 +212,15 @@ def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[st
 
 
 def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The shape of the slots' tensors stacked along the first axis; empty if a slot does not exist or is a number."""
+    """The shape of the slots' tensors stacked along the first axis; empty if a slot does not exist or is a scalar."""
     shapes = [slots[name].shape for name in names if name in slots]
     is_whole = len(shapes) == len(names) and all(shapes)
     return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if is_whole else ()
 
 
 def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
-    """A matrix that does not fit is returned whole for each name, so that its shape is reported."""
+    """Splits a matrix among slots. One that does not fit is returned whole for each name, so that its shape is
+    reported."""
     if matrix.shape != _joined_shape(names, slots):
         return (matrix,) * len(names)
     sizes = [slots[name].shape[0] for name in names]

@@ -1,8 +1,8 @@
 """A model on a Ray cluster: `serve run saccade.ray:app`, `build_app({...})` or `saccade deploy`.
 
-An ingress deployment has the HTTP front end, an engine deployment the replicas of the model, and the router between
-them is `saccade.routing` behind Ray Serve's own interface. Ray's processes exchange pickles: whoever reaches the ports
-of a cluster can run code there, so that they need the protection of a shell. What clients send is never unpickled."""
+An ingress deployment runs the HTTP front end, an engine deployment runs the replicas of the model, and the router
+between them is `saccade.routing` behind Ray Serve's interface. Ray's processes exchange pickles: whoever can reach the
+ports of a cluster can run code there, so guard them like a shell. Data from clients is never unpickled."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports Ray when it is needed: the command line reads the settings without it."""
+    """Imports Ray on first use: the command line reads the settings without it."""
     if name in ("app", "build_app"):
         return getattr(import_module("saccade.ray.application"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

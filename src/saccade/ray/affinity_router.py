@@ -1,5 +1,6 @@
-"""`saccade.routing` behind Ray Serve's interface for request routers, which is still alpha: all that depends on it is
-here. A router lives in every process that sends requests, with loads of its own; reports of replicas cover the rest."""
+"""`saccade.routing` behind Ray Serve's interface for request routers. That interface is still alpha, so only this
+module depends on it. Every process that sends requests has a router that counts its own requests; the replicas report
+those of the other senders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,17 @@ from ray.serve.request_router import RequestRouter
 from saccade.ray.loads import Loads
 from saccade.ray.ray_messages import Route
 
-NO_ROUTE = Route(b"", 0)  # of calls that are no requests
+NO_ROUTE = Route(b"", 0)  # for calls other than requests
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]
-    """A request's route is its keyword argument `route`."""
+    """Takes a request's route from its keyword argument `route`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._loads = Loads(kwargs.get("policy", "affinity"), kwargs.get("room_tokens", 0))
 
     async def choose_replicas(self, candidate_replicas: Sequence[Any], pending_request: Any = None) -> list[list[Any]]:
-        """Each replica is a rank of its own, so that the next is tried only where one takes no more requests."""
+        """Each replica is its own group, so that the next one is tried only when a replica accepts no more requests."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         route = _route_of(pending_request)
         order = self._loads.order(route, {name: _others(replica, route) for name, replica in by_name.items()})
@@ -43,6 +44,6 @@ def _route_of(pending_request: Any) -> Route:
 
 
 def _others(replica: Any, route: Route) -> int:
-    """Tokens that other front ends have sent a replica, when it last reported."""
+    """Tokens that a replica had from other front ends when it last reported."""
     reported: dict[str, int] = replica.routing_stats.get("tokens", {})
     return sum(tokens for sender, tokens in reported.items() if sender != route.sender)

@@ -1,4 +1,4 @@
-"""Puts the application together: an ingress over replicas of the model."""
+"""Builds the application: an ingress in front of replicas of the model."""
 
 import socket
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ try:
 except ImportError:
     raise ConfigError('saccade.ray needs Ray; install it with `pip install "saccade-vlm[ray]"`') from None
 
-INGRESS_REQUESTS = 2**16  # at a time; the front end's own limits are lower and answer with a reason
+INGRESS_REQUESTS = 2**16  # at a time; the front end's own limits are lower and give clients a reason
 CONNECT_S = 5.0
 ENGINES, FRONT = "engines", "front"
 
 
 def build_app(args: dict[str, Any]) -> Any:
-    """An application of Ray Serve. `args` are `model` and settings by the names of their flags; see `read_plan`."""
+    """A Ray Serve application. `args` has `model` and settings under the names of their flags; see `read_plan`."""
     return build(read_plan(args))
 
 
 def build(plan: DeployPlan) -> Any:
-    # Imported here: they import Ray's actors' needs, and this module is imported by whoever deploys.
+    # Imported late: these load the whole client and front end.
     from saccade.ray.engine_replica import EngineReplica
     from saccade.ray.ingress import Ingress
 
@@ -47,7 +47,7 @@ app = build_app
 
 
 def deploy(plan: DeployPlan) -> str:
-    """Deploys or updates the application on a cluster that runs; returns its address when it is ready."""
+    """Deploys or updates the application on a running cluster; returns its address once it is ready."""
     address = plan.deploy.address
     try:
         _check_reachable(address)
@@ -60,14 +60,14 @@ def deploy(plan: DeployPlan) -> str:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes."""
+    """Fails fast: Ray itself keeps trying for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def engine_options(plan: DeployPlan) -> dict[str, Any]:
-    """Of the deployment of replicas."""
+    """Options of the engine deployment."""
     deploy, needs = plan.deploy, {"CPU": plan.deploy.replica_cpus, "GPU": float(plan.num_gpus)}
     options: dict[str, Any] = {
         "max_ongoing_requests": plan.most_inside,

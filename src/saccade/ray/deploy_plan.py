@@ -1,4 +1,4 @@
-"""All settings of an application, read once from a plain mapping. It travels to the replicas as msgpack."""
+"""All settings of an application, read once from a plain mapping and sent to the replicas as msgpack."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -19,9 +19,9 @@ from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings,
 
 BUNDLED: dict[str, Any] = {**bundled.LIMITS, "served_model_name": ("saccade",)}
 _PARTS = (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings, DeploySettings)
-# Settings of a server that listens itself: what does their work here.
+# Settings that only a server without Ray has, and what replaces them here.
 _ELSEWHERE = {
-    "data_parallel_size": "replicas says how many engines there are",
+    "data_parallel_size": "use --replicas for the number of engines",
     "restart_engine": "engines that die are always replaced",
     **dict.fromkeys(
         ("host", "port"), "Ray Serve's proxies listen: --host and --port of `saccade deploy`, or http_options"
@@ -33,7 +33,7 @@ _ELSEWHERE = {
 
 
 class DeployPlan(Struct, frozen=True, kw_only=True):
-    model: str  # empty: the bundled one
+    model: str  # empty for the bundled one
     server: ServerSettings
     engine: EngineSettings
     limits: SchedulerSettings
@@ -42,7 +42,7 @@ class DeployPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def num_gpus(self) -> float:
-        """Of one replica."""
+        """GPUs per replica."""
         if self.deploy.replica_gpus >= 0:
             return self.deploy.replica_gpus
         on_cpu = self.engine.device == "cpu" or (self.engine.device == "auto" and not self.model)
@@ -50,7 +50,7 @@ class DeployPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def most_inside(self) -> int:
-        """Requests that one replica runs and queues."""
+        """The most requests that one replica runs and queues."""
         return self._limit("max_num_seqs") + self.limits.max_queued_requests
 
     @property
@@ -66,8 +66,8 @@ class DeployPlan(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(given: Mapping[str, Any]) -> DeployPlan:
-    """From `model` and the flags of `saccade serve` and `saccade deploy`, with - or _ in their names. Text is read as
-    the setting's type, so that `serve run saccade.ray:app replicas=2` works."""
+    """Reads `model` and the flags of `saccade serve` and `saccade deploy`, with - or _ in their names. Text is
+    converted to the setting's type, so that `serve run saccade.ray:app replicas=2` works."""
     values = {str(name).replace("-", "_"): value for name, value in given.items()}
     model = str(values.pop("model", "") or "")
     check_names(values)
@@ -79,11 +79,11 @@ def read_plan(given: Mapping[str, Any]) -> DeployPlan:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises for names that are no settings, or none of an application on a cluster."""
+    """Raises for names that are not settings, or not settings of an application on a cluster."""
     known = _known()
     for name in names:
         if name in _ELSEWHERE:
-            raise ConfigError(f"{name} is not for a Ray cluster: {_ELSEWHERE[name]}")
+            raise ConfigError(f"{name} is not a setting on a Ray cluster: {_ELSEWHERE[name]}")
         if name not in known:
             near = get_close_matches(name, known, n=1)
             raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -1,4 +1,4 @@
-"""A replica: one engine and its processes, as an actor of Ray Serve."""
+"""A replica: one engine and its processes, as a Ray Serve actor."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -14,8 +14,8 @@ from saccade.wire.messages import PromptArrays
 
 
 class EngineReplica:
-    """Ray Serve calls `check_health`, `record_routing_stats` and `record_autoscaling_stats` from time to time, and
-    `__del__` when no request is left."""
+    """Ray Serve calls `check_health`, `record_routing_stats` and `record_autoscaling_stats` regularly, and `__del__`
+    when no request is left."""
 
     async def __init__(self, plan: bytes, name: str = "") -> None:  # type: ignore[misc]
         launch = decode_plan(plan).launch()
@@ -26,8 +26,8 @@ class EngineReplica:
         self._engine = await AsyncEngine.start(launch.model, launch.engine, launch.limits)
 
     async def generate(self, question: bytes, arrays: PromptArrays, route: Route) -> AsyncGenerator[bytes, None]:
-        """Replies as bytes; what ends a request is one of them, so that no exception is pickled. Cancelling the call
-        aborts the request."""
+        """Yields replies as bytes. An error is one of them, so that no exception is pickled. Cancelling the call aborts
+        the request."""
         _, tokens, sender, _ = route
         self._tokens[sender] += tokens
         self._num_requests += 1
@@ -49,18 +49,18 @@ class EngineReplica:
             yield encode(ReplicaReply(ended=ended(error, self._name)))
         finally:
             self._tokens[sender] -= tokens
-            self._tokens = +self._tokens  # without those that have none left
+            self._tokens = +self._tokens  # drops senders with no tokens left
             self._num_requests -= 1
 
     async def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
 
     async def ready(self, plan: bytes) -> bytes | None:
-        """What its engine found at the start; None for a front end of another plan."""
+        """What the engine found at its start; None for a front end with another plan."""
         return messages.encode(self._engine.ready) if plan == self._plan else None
 
     async def report(self, passes_since: int | None = None) -> tuple[str, bytes, bytes, list[str]]:
-        """Its name, what its engine found at the start, its numbers, and what is wrong with it."""
+        """The replica's name, what its engine found at the start, its numbers, and what is wrong with it."""
         stats = await self._engine.stats(passes_since)
         return self._name, messages.encode(self._engine.ready), messages.encode(stats), self._engine.degraded
 
@@ -68,7 +68,7 @@ class EngineReplica:
         return await self._engine.flush_cache()
 
     async def check_health(self) -> None:
-        """As /health has it: an engine that is degraded goes on, a dead one is replaced."""
+        """As for /health, a degraded engine keeps serving. A dead one is replaced."""
         if not self._engine.is_alive:
             raise EngineDeadError(self._engine.death or "the engine is gone")
 
@@ -84,7 +84,7 @@ class EngineReplica:
 
 
 def _own_name() -> str:
-    from ray import serve  # Ray's: only inside its actors
+    from ray import serve  # tests run replicas without Ray
 
     name: str = serve.get_replica_context().replica_id.unique_id
     return name

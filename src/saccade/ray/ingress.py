@@ -1,4 +1,4 @@
-"""The HTTP front end as a deployment of Ray Serve: the same routes as `saccade serve`, over replicas elsewhere."""
+"""The HTTP front end as a Ray Serve deployment: the routes of `saccade serve`, with the engines in other actors."""
 
 import asyncio
 from time import monotonic
@@ -14,8 +14,8 @@ from saccade.server.service import Service
 
 
 class Ingress:
-    """Ray Serve's proxies hand requests to the app as they came: bodies, headers, addresses. They tell when a client
-    left, and wait for requests that run before they end this."""
+    """Ray Serve's proxies pass requests to the app unchanged: bodies, headers, addresses. They report clients that
+    leave, and let running requests finish before they end this actor."""
 
     async def __init__(self, plan: bytes, engines: Any) -> None:  # type: ignore[misc]
         found = decode_plan(plan)

@@ -1,4 +1,4 @@
-"""What a process that sends requests knows of the replicas' loads."""
+"""What a sending process knows about the loads of the replicas."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from saccade.routing import Assignment, LeastLoaded, Router, make_policy
 
 
 class Loads:
-    """Tokens by replica, and who has which request. A request counts from when a replica is chosen for it."""
+    """Tokens per replica, and which replica has which request. A request counts as soon as a replica is chosen."""
 
     def __init__(self, policy: str, room_tokens: int) -> None:
         self._router = Router(make_policy(policy, room_tokens=room_tokens))
         self._others = LeastLoaded()
         self._taken: dict[str, Assignment] = {}
-        self._undecided: dict[str, Any] = {}  # chosen, but not yet taken by their replica
+        self._undecided: dict[str, Any] = {}  # assigned, but not yet accepted by the replica
 
     def order(self, route: Route, others: dict[str, int]) -> list[str]:
-        """Replicas, the best first; those to avoid are last. A replica's load is what this process has sent it, and
-        what others had when it last reported."""
+        """All replicas, the best first and those to avoid last. A replica's load is what this process sent it plus what
+        other senders had there when it last reported (`others`)."""
         self._follow(others)
         own = self._router.loads
         loads = {name: own[name] + tokens for name, tokens in others.items()}
@@ -26,7 +26,7 @@ class Loads:
         return [*policy.order(route.key, route.tokens, good), *(name for name in loads if name not in good)]
 
     def take(self, request_id: str, name: str, tokens: int, undecided: Any = None) -> None:
-        """`undecided` is a pending request of Ray's, which may be cancelled without further notice."""
+        """`undecided` is Ray's pending request. Ray may cancel it without telling the router."""
         self.drop(request_id)
         self._router.join(name)
         self._taken[request_id] = self._router.place(name, tokens)

@@ -1,4 +1,4 @@
-"""What a front end and an engine say to each other through Ray: bytes of msgpack, and arrays."""
+"""Messages between a front end and an engine through Ray: msgpack bytes and arrays."""
 
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -17,7 +17,7 @@ from saccade.wire.turn import Turn
 
 
 class Route(NamedTuple):
-    """What the router needs of a request: it travels beside it, as a plain tuple."""
+    """What the router needs to know about a request, sent along with it as a plain tuple."""
 
     key: bytes
     tokens: int
@@ -26,7 +26,7 @@ class Route(NamedTuple):
 
 
 class Question(Struct, frozen=True, array_like=True):
-    """A request without its arrays. `seconds` are left until its deadline: clocks of machines differ."""
+    """A request without its arrays. `seconds` is the time left until its deadline, as machines' clocks differ."""
 
     request_id: str
     prompt: messages.PromptHead
@@ -38,7 +38,7 @@ class Question(Struct, frozen=True, array_like=True):
 
 
 class Ended(Struct, frozen=True, array_like=True):
-    """How a request ended that was refused or lost, and by whom."""
+    """Why and by which replica a request was refused or lost."""
 
     kind: Literal["request", "capacity", "dead", "internal"]
     message: str
@@ -50,7 +50,7 @@ class Ended(Struct, frozen=True, array_like=True):
 
 
 class ReplicaReply(Struct, frozen=True, array_like=True):
-    """Exactly one of them is set."""
+    """Exactly one field is set."""
 
     delta: Delta | None = None
     ended: Ended | None = None
@@ -62,7 +62,7 @@ decode_reply = msgspec.msgpack.Decoder(ReplicaReply, dec_hook=messages.restore_a
 
 
 def flat(arrays: PromptArrays) -> PromptArrays:
-    """As bytes, which Ray keeps in shared memory where they are large."""
+    """The arrays as bytes; Ray puts large ones into shared memory."""
     return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
 
 
@@ -80,7 +80,7 @@ def ended(error: Exception, replica: str) -> Ended:
         case EngineDeadError():
             return Ended("dead", str(error), replica)
         case _:
-            return Ended("internal", f"the engine could not take the request in: {type(error).__name__}", replica)
+            return Ended("internal", f"the engine could not accept the request: {type(error).__name__}", replica)
 
 
 def error_of(said: Ended) -> SaccadeError:

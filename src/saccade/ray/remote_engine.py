@@ -1,4 +1,4 @@
-"""The replicas of a Ray cluster as the front end sees them: one engine."""
+"""The replicas of a Ray cluster as one engine, for the front end."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,16 +32,16 @@ ASK_AGAIN_S, MOST_ASKED = 0.5, 7200
 
 
 class RemoteEngine:
-    """Made by `connect`, which waits for a replica of the same plan: during an update others still run, with limits of
-    their own. `handle` is Ray Serve's, of the deployment of replicas."""
+    """Created by `connect`, which waits for a replica with the same plan: during an update, replicas with other limits
+    still run. `handle` is Ray Serve's handle of the engine deployment."""
 
     is_replicated = True
-    is_alive = True  # replicas come and go; while there is none, requests wait
+    is_alive = True  # replicas come and go; requests wait while there is none
     death = ""
 
     def __init__(self, handle: Any, processor: Processor, ready: Ready) -> None:
         self._handle, self.processor, self.ready = handle, processor, ready
-        self._prefix = uuid4().hex  # ids of several front ends must differ
+        self._prefix = uuid4().hex  # makes request ids unique across front ends
         self._streams = handle.options(stream=True)
         self._reasons: list[str] = []
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -61,12 +61,12 @@ class RemoteEngine:
 
     @property
     def limits(self) -> SchedulerSettings:
-        """With as many replicas as there may be."""
+        """The limits with the maximum number of replicas."""
         return self.ready.limits
 
     @property
     def degraded(self) -> list[str]:
-        """As of the last report."""
+        """What was wrong when the replicas last reported."""
         return self._reasons
 
     async def wait_dead(self) -> str:
@@ -83,8 +83,8 @@ class RemoteEngine:
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """As `AsyncEngine.generate`. A request whose replica is lost before the first delta goes to another one, once.
-        Closing the generator cancels the call, and so the request."""
+        """Like `AsyncEngine.generate`. If the replica is lost before the first delta, the request moves to another one,
+        once. Closing the generator cancels the call and so aborts the request."""
         route = Route(affinity_key(prompt, cache_salt), request_tokens(len(prompt), params), self._prefix)
         head, arrays = messages.pack_prompt(prompt)
         arrays, is_continued = flat(arrays), prompt.is_continued
@@ -92,7 +92,7 @@ class RemoteEngine:
         for number in range(MAX_TRIES):
             seconds = None if deadline is None else deadline - monotonic()
             question = Question(f"{self._prefix}-{request_id}", head, params, turn, seconds, cache_salt, is_continued)
-            # Outside of the HTTP request's context: Ray Serve would give all calls of one the same id, and lose some.
+            # In a new context: within one HTTP request Ray Serve would give all calls the same id, and lose some.
             call = Context().run(self._streams.generate.remote, encode(question), arrays, route=tuple(route))
             has_begun, is_over = False, False
             try:
@@ -101,7 +101,7 @@ class RemoteEngine:
                     if reply.ended is not None:
                         is_over, route = True, route._replace(avoid=(reply.ended.replica,))
                         raise error_of(reply.ended)
-                    assert reply.delta is not None, "a reply is one of both"
+                    assert reply.delta is not None, "a reply has a delta or an end"
                     has_begun, arrays = True, []
                     yield replace_struct(reply.delta, request_id=request_id)
                 is_over = True
@@ -116,7 +116,7 @@ class RemoteEngine:
                         call.cancel()
 
     def abort(self, request_id: str) -> None:
-        """Tells all replicas: only the router knows which one has it."""
+        """Tells all replicas, as only the router knows which one has the request."""
         task = asyncio.ensure_future(_all(self._handle, "abort", f"{self._prefix}-{request_id}"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -138,11 +138,11 @@ class RemoteEngine:
         return all(await _all(self._handle, "flush_cache"))
 
     async def aclose(self, *, drain_s: float = 0.0) -> None:
-        """The replicas are Ray Serve's to end."""
+        """Does nothing: Ray Serve ends the replicas."""
 
 
 async def _all(handle: Any, method: str, *args: Any) -> list[Any]:
-    """What replicas answer; those that are lost are left out."""
+    """The answers of all replicas, without those that are lost."""
     try:
         found = await handle.broadcast(method, *args).results_async(return_exceptions=True)
     except (RayError, RayServeException):
@@ -151,7 +151,7 @@ async def _all(handle: Any, method: str, *args: Any) -> list[Any]:
 
 
 async def _within(call: Any, seconds: float | None) -> AsyncGenerator[bytes, None]:
-    """What a call yields; TimeoutError if nothing comes in time. Later on the engine itself keeps the deadline."""
+    """The items of a call. Raises TimeoutError if the first is late; from then on the engine enforces the deadline."""
     items = aiter(call)
     try:
         yield await asyncio.wait_for(anext(items), seconds)
@@ -162,7 +162,7 @@ async def _within(call: Any, seconds: float | None) -> AsyncGenerator[bytes, Non
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether a replica is gone, rather than something wrong with the request."""
+    """Whether a replica is gone, as opposed to a problem with the request."""
     return not isinstance(error, RayTaskError | TaskCancelledError)
 
 
@@ -170,7 +170,7 @@ def _translated(error: Exception) -> SaccadeError:
     if isinstance(error, SaccadeError):
         return error
     if isinstance(error, RayServeException):  # no replicas, or too many requests
-        return CapacityError("the replicas take no requests now", retry_after_s=RETRY_AFTER_S)
+        return CapacityError("the replicas accept no requests at the moment", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, RayTaskError | TaskCancelledError):
         return SaccadeError(f"a replica failed: {type(error).__name__}")
     return EngineDeadError("the engine died: its replica is gone; its requests are lost")

@@ -1,7 +1,7 @@
-"""Which replica a request goes to. Plain data and policy, the same on one machine, on a Ray cluster and in simulations.
+"""Which replica a request goes to. The same code serves one machine, a Ray cluster and simulations.
 
-`affinity_key` names what a request shares with others: its first image, or how its text begins. A `Policy` orders the
-replicas for a key, and a `Router` keeps their loads."""
+`affinity_key` identifies what a request shares with others: its first image, or the beginning of its text. A `Policy`
+orders the replicas for a key, and a `Router` keeps their loads."""
 
 from saccade.routing.affinity import affinity_key, request_tokens, room_of
 from saccade.routing.policies import POLICIES, ConsistentHashing, LeastLoaded, Policy, RoundRobin, make_policy

@@ -1,4 +1,4 @@
-"""Orders in which replicas are tried. All policies are deterministic, also across processes and machines."""
+"""In which order replicas are tried. All policies are deterministic, even across processes and machines."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -16,19 +16,19 @@ _Words = npt.NDArray[np.uint64]
 
 class Policy(Protocol):
     def order(self, key: bytes, tokens: int, loads: Mapping[str, int]) -> list[str]:
-        """All replicas, the one to take first; the others are for when it is gone. `loads` are the tokens queued and
-        running on each replica, `tokens` those the request adds."""
+        """All replicas, the preferred one first; the others are alternatives if it is gone. `loads` are the tokens
+        queued and running on each replica, `tokens` those that the request adds."""
         ...
 
 
 class ConsistentHashing:
-    """Every key has an order of replicas of its own (rendezvous hashing), so that a replica that joins or leaves moves
-    only the keys it takes or had. The first replica whose load stays within the bound takes the request: at most
-    `bound` times the mean, the request included, or `room_tokens`, whichever is more. So one hot image spreads over as
-    many replicas as it needs. Where nobody is within the bound, the least loaded one takes it."""
+    """Every key has its own order of replicas (rendezvous hashing), so a replica that joins or leaves moves only its
+    own keys. The request goes to the first replica whose load, request included, stays within `bound` times the mean or
+    within `room_tokens`, whichever is more. So one hot image spreads over as many replicas as it needs. If no replica
+    is within the bound, the least loaded one takes the request."""
 
     def __init__(self, bound: float = BOUND, room_tokens: int = 0) -> None:
-        """`room_tokens`: a load at which a replica is not busy yet, so that leaving it for another gains nothing."""
+        """Up to a load of `room_tokens` a replica is not busy, so moving to another one gains nothing."""
         if not bound >= 1:
             raise ConfigError(f"the bound of a replica's load is {bound}; it must be at least 1, the mean")
         self.bound, self.room_tokens = bound, room_tokens
@@ -44,11 +44,11 @@ class ConsistentHashing:
         return sorted(ranked, key=loads.__getitem__)  # stable: equal loads keep the key's order
 
     def most_tokens(self, tokens: int, loads: Mapping[str, int]) -> int:
-        """The load that no replica may exceed by taking a request of `tokens`."""
+        """The load that a replica may reach by taking a request of `tokens`."""
         return max(ceil(self.bound * (sum(loads.values()) + tokens) / max(len(loads), 1)), self.room_tokens)
 
     def ranked(self, key: bytes, names: Mapping[str, int]) -> list[str]:
-        """The key's own order of the replicas, whatever their loads."""
+        """The key's order of the replicas, regardless of their loads."""
         if tuple(names) != self._names:
             self._names = tuple(names)
             self._seeds = np.array([_word(name.encode()) for name in names], dtype=np.uint64)
@@ -57,7 +57,7 @@ class ConsistentHashing:
 
 
 class RoundRobin:
-    """Each replica in turn, whatever a request is about."""
+    """Each replica in turn, regardless of the key."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -97,7 +97,7 @@ def _word(data: bytes) -> int:
 
 
 def _mixed(words: _Words) -> _Words:
-    """A permutation of 64-bit words in which every input bit reaches every output bit (MurmurHash3's last step)."""
+    """A permutation of 64-bit words in which every input bit affects every output bit (MurmurHash3's finalizer)."""
     words = words ^ (words >> np.uint64(33))
     words = words * np.uint64(0xFF51AFD7ED558CCD)
     words = words ^ (words >> np.uint64(33))

@@ -1,4 +1,4 @@
-"""The replicas there are, their loads, and who takes the next request."""
+"""Keeps the replicas and their loads, and assigns requests to them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -42,29 +42,29 @@ class Router:
         return {name: member.num_requests for name, member in self._members.items()}
 
     def join(self, name: str) -> None:
-        """Known replicas stay as they are."""
+        """Adds a replica. Does nothing if it is already known."""
         self._members.setdefault(name, _Member(name))
 
     def leave(self, name: str) -> None:
-        """Its assignments no longer count, also if it joins again."""
+        """Removes a replica. Its assignments no longer count, even if it joins again."""
         self._members.pop(name, None)
 
     def assign(self, key: bytes, tokens: int, avoid: Collection[str] = ()) -> Assignment | None:
-        """The replica that takes a request, or None if there is none. Those to `avoid` are as good as gone."""
+        """Assigns a request to a replica, never to one in `avoid`. None if there is no replica left."""
         loads = {name: member.tokens for name, member in self._members.items() if name not in avoid}
         if not loads:
             return None
         return self.place(self.policy.order(key, tokens, loads)[0], tokens)
 
     def place(self, name: str, tokens: int) -> Assignment:
-        """Counts a request that a replica took, whoever chose it."""
+        """Counts a request for a replica that somebody else chose."""
         member = self._members[name]
         member.tokens += tokens
         member.num_requests += 1
         return Assignment(member, tokens)
 
     def finish(self, assignment: Assignment) -> None:
-        """Once for every assignment."""
+        """Call once for every assignment."""
         assignment.member.tokens -= assignment.tokens
         assignment.member.num_requests -= 1
         assert assignment.member.tokens >= 0 <= assignment.member.num_requests, f"finished twice: {assignment}"

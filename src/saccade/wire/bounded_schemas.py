@@ -1,12 +1,13 @@
-"""JSON schemas that a model can finish: objects have no properties but the named ones, and integers without a
-bound fit into 64 bits. A schema that does not mention other properties allows them, and a model that may always add one
-more property, or one more digit, may never end. OpenAI's strict mode and vLLM close objects, too.
+"""Makes JSON schemas finite: objects have only the properties that are named, and unbounded integers fit into 64 bits.
+By default JSON Schema allows properties that a schema does not mention, and a model that may always add one more
+property, or one more digit, may never stop. OpenAI's strict mode and vLLM close objects, too.
 
 `additionalProperties` is honoured as written, and an object without `properties` or `patternProperties` stays open.
-Where several schemas apply to one object (`allOf`, a `$ref` or `anyOf` beside `properties`), closing one of them would
-forbid the properties of the others, so what holds them together is closed around the names of all. Of alternatives,
-each is closed around its own names and those that apply beside it, so that none brings in the names of another, whose
-values it would leave open. (Not those inside a definition that objects share as a part: their names go together.)
+Where several schemas apply to one object (`allOf`, or a `$ref` or `anyOf` next to `properties`), closing one of them
+would forbid the properties of the others, so the schema that combines them is closed around the names of all. Each
+alternative is closed around its own names and those that apply together with it. Otherwise it would admit names of
+another alternative with any value. (Alternatives inside a shared definition are not told apart: their names are
+pooled.)
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,18 +19,18 @@ from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
 
 Schema = dict[str, Any]
 
-MAX_INTEGER = 2**63 - 1024  # llguidance computes with doubles: the last one of 63 bits
+MAX_INTEGER = 2**63 - 1024  # llguidance computes with doubles: this is the largest one below 2**63
 MAX_BOUNDED = 64  # integers of a schema: each bound is an expression, and hundreds of them exceed llguidance's fuel
 _SPOKEN = frozenset({"additionalProperties", "unevaluatedProperties"})
 _OBJECT = _SPOKEN | {"properties", "patternProperties", "required", "minProperties", "maxProperties"}
-_COUNTED = frozenset({"enum", "const", "multipleOf", "$ref"})  # ends by itself, or is not only an integer's business
+_COUNTED = frozenset({"enum", "const", "multipleOf", "$ref"})  # already finite, or not only about integers
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _CHILDREN = ("items", "additionalProperties")
 
 
 def bound_schema(schema: Any) -> Any:
-    """A copy that is closed; as it is where it has references that are not understood here, or is too large."""
+    """A closed copy of the schema. A schema that is too large or has unsupported references is returned unchanged."""
     try:
         for count, (depth, _) in enumerate(walk(schema)):
             if count > MAX_VALUES or depth > MAX_NESTING:
@@ -44,12 +45,12 @@ class _LeaveOpenError(Exception):
 
 
 class _Closer:
-    """Changes the copy that it is given."""
+    """Closes a schema in place."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._parts: set[int] = set()  # ids of schemas that apply together with others, and are left as they are
-        self._fuel = 10 * MAX_VALUES  # schemas to look at for names
+        self._parts: set[int] = set()  # ids of schemas that apply together with others and are not closed themselves
+        self._fuel = 10 * MAX_VALUES  # schemas that may still be visited while collecting names
 
     def close(self) -> Any:
         schemas = self._reachable()
@@ -73,13 +74,13 @@ class _Closer:
             if not isinstance(schema, dict) or id(schema) in found:
                 continue
             if "$id" in schema and schema is not self._root:
-                raise _LeaveOpenError  # its references begin elsewhere
+                raise _LeaveOpenError  # its references are relative to itself
             found[id(schema)] = schema
             waiting += [*_children(schema), *self._branches(schema)]
         return list(found.values())
 
     def _branches(self, schema: Schema, away: frozenset[int] = frozenset()) -> Iterator[Schema]:
-        """Schemas that apply to the same value, without those whose ids are in `away`."""
+        """Schemas that apply to the same value, except those whose ids are in `away`."""
         for key in ("allOf", "anyOf", "oneOf"):
             branches = (branch for branch in _listed(schema.get(key)) if isinstance(branch, dict))
             yield from (branch for branch in branches if id(branch) not in away)
@@ -103,7 +104,7 @@ class _Closer:
         return ways > 1 or ("oneOf" in schema and not self._is_disjoint(_listed(schema["oneOf"])))
 
     def _is_disjoint(self, branches: list[Any]) -> bool:
-        """Whether no object can match two branches, even if they are open: closed branches of others might hide that
+        """Whether no object can match two branches, even if they are open. Closing branches could otherwise hide that
         an answer matches both, which `oneOf` forbids."""
         plain = [self._followed(branch) for branch in branches]
         tags = [_tags(branch) for branch in plain if "object" in _types(branch)]
@@ -132,7 +133,7 @@ class _Closer:
                 waiting += self._branches(schema)
 
     def _close(self, schema: Schema) -> None:
-        """All names are taken before anything changes: a closed schema names those of its members."""
+        """Collects all names before changing anything, because closing a schema adds names to it."""
         whole = _Names.of(self._members(schema))
         if whole is None:
             return
@@ -146,8 +147,8 @@ class _Closer:
                 names.close(part)
 
     def _alternatives(self, schema: Schema) -> Iterator[tuple[Schema, frozenset[int]]]:
-        """Branches of which one has to match, with the ids of the others. Definitions are left out: other objects may
-        use them, too."""
+        """Branches of which one has to match, each with the ids of the others. Definitions are left out, as other
+        objects may use them too."""
         waiting = [schema]
         while waiting:
             found = waiting.pop()
@@ -159,14 +160,14 @@ class _Closer:
                     yield from ((branch, ids - {id(branch)}) for branch in branches)
 
     def _members(self, schema: Schema) -> list[Schema]:
-        """All schemas that apply to the same object, this one first; without those that are closed by themselves."""
+        """All schemas that apply to the same object, this one first, except those that are closed separately."""
         if not self._is_group(schema) and not self._is_open_reference(schema):
             return [schema]
         return self._walk(schema, self._branches)
 
     def _is_open_reference(self, schema: Schema) -> bool:
-        """Whether it leads to a schema that is a part elsewhere. One that leads back to itself is left alone, because
-        llguidance refuses anything beside such a reference."""
+        """Whether the schema refers to one that is part of a group elsewhere. A recursive reference is left alone,
+        because llguidance allows nothing next to it."""
         target = self._target(schema)
         if target is None or id(target) not in self._parts:
             return False
@@ -189,14 +190,14 @@ class _Closer:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What schemas that apply together allow in an object, with schemas that allow everything."""
+    """The property names that a group of schemas allows in an object, each mapped to an unrestricted schema."""
 
     properties: Schema
     patterns: Schema
 
     @classmethod
     def of(cls, members: list[Schema]) -> "_Names | None":
-        """None if one of them speaks of other properties, or none names any."""
+        """None if a member sets `additionalProperties` itself, or if no member names properties."""
         patterns = _keys(members, "patternProperties")
         if not patterns and not any(isinstance(member.get("properties"), dict) for member in members):
             return None
@@ -228,7 +229,7 @@ def _bound_integer(schema: Schema) -> None:
 
 
 def _is_below(low: Any, high: Any) -> bool:
-    """False also for what is no number, which is left to be refused."""
+    """False also for values that are not numbers; llguidance refuses those later."""
     return all(isinstance(value, int | float) for value in (low, high)) and low < high
 
 
@@ -241,7 +242,7 @@ def _children(schema: Schema) -> Iterator[Any]:
 
 
 def _keys(members: list[Schema], key: str) -> Schema:
-    """The names that any member has, with schemas that allow everything."""
+    """The names that any member has, each mapped to an unrestricted schema."""
     return {name: {} for member in members for name in _mapped(member.get(key))}
 
 
@@ -255,7 +256,7 @@ def _types(schema: Schema) -> list[Any]:
 
 
 def _tags(schema: Schema) -> dict[str, list[str]]:
-    """Required properties that are one of a few words."""
+    """Required properties that only allow given strings, with these strings."""
     required = set(_required([schema]))
     kinds = {name: _mapped(kind) for name, kind in _mapped(schema.get("properties")).items() if name in required}
     words = {name: [kind["const"]] if "const" in kind else _listed(kind.get("enum")) for name, kind in kinds.items()}

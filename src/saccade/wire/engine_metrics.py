@@ -13,7 +13,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Usages are 0..1; the last five only grow."""
+    """Usages are fractions between 0 and 1. The last five fields are counters."""
 
     waiting: int
     waiting_tokens: int
@@ -28,12 +28,12 @@ class SchedulerStats:
 
 
 def new_step_tokens() -> Histogram:
-    """How many steps had how many tokens."""
+    """A histogram of tokens per step."""
     return Histogram.of(STEP_TOKENS)
 
 
 def sum_of(stats: Sequence[SchedulerStats]) -> SchedulerStats:
-    """Of several engines: counts add up, and a usage is the mean one."""
+    """Combines the stats of several engines: counts are added, usages averaged."""
     means = ("kv_usage", "encoder_usage")
     sums = {one.name: sum(getattr(part, one.name) for part in stats) for one in fields(SchedulerStats)}
     return SchedulerStats(**(sums | {name: sums[name] / max(len(stats), 1) for name in means}))
@@ -41,7 +41,7 @@ def sum_of(stats: Sequence[SchedulerStats]) -> SchedulerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStats:
-    """Of the processes that work on untrusted data. `killed` only grows: those that ended before their job was done."""
+    """Of the processes for untrusted data. `killed` counts those that ended before their job was done."""
 
     waiting: int = 0
     killed: int = 0
@@ -49,7 +49,7 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure: a counter only grows, a gauge is a current value. `plain` is the name without prefix and suffix."""
+    """A counter only grows; a gauge is a current value. `plain` is the name without prefix and suffix."""
 
     plain: str
     kind: Literal["counter", "gauge"]
@@ -79,7 +79,7 @@ def engine_metrics(
 
 
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
-    """Metrics that other engines have too. `num_pending` requests, not yet with the scheduler, count as waiting."""
+    """Metrics that other engines also have. The `num_pending` requests not yet with the scheduler count as waiting."""
     yield gauge("num_requests_running", "requests that run", scheduler.running)
     yield gauge("num_requests_waiting", "requests that wait", scheduler.waiting + num_pending)
     yield gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)

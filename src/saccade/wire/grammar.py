@@ -1,9 +1,9 @@
 """Grammars that outputs must match: their form in a request, and their limits.
 
-llguidance turns a grammar into token masks. Its fuel, set here, bounds what grows while it runs; it neither fetches
+llguidance turns a grammar into token masks. The fuel set here bounds its work at run time; it neither fetches
 references nor backtracks. Sizes are checked first: within these limits nearly all grammars compile in a few hundred
-milliseconds. Nothing in llguidance bounds the others, so a server tries grammars in a process that can be killed (see
-`saccade.scheduling.trials`).
+milliseconds. llguidance has no bound for the rest, so a server first tries grammars in a process that can be killed
+(see `saccade.scheduling.trials`).
 """
 
 import json
@@ -28,7 +28,7 @@ MAX_EBNF_RULES = 256
 MAX_REPEATS = 1_000_000  # of a part of a regular expression
 PARAM = "response_format"  # default `param` of errors
 _MESSAGE_CHARS = 200
-# One space, or a line break and an indentation: enough for readable JSON, without endless white space.
+# One space, or a line break and an indent: enough for readable JSON, but no endless whitespace.
 _SPACED: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"( |\n[ \t]{0,8})",
@@ -39,10 +39,10 @@ _COMPACT: dict[str, Any] = {"whitespace_flexible": False, "lenient": False}
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or Lark
-    in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole output
-    matches. JSON is compact unless `has_whitespace`, and its objects have no properties that the schema does not
-    mention (see `bound_schema`)."""
+    """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or, for
+    "lark", Lark in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole
+    output must match. JSON is compact unless `has_whitespace`, and its objects have only properties that the schema
+    mentions (see `bound_schema`)."""
 
     kind: GrammarKind
     text: str = ""
@@ -54,14 +54,14 @@ class Grammar:
 
 
 def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
-    """Raises a RequestError about the field `param` for a broken or too large grammar. May take long, so keep it off
-    event loops. What passes may still be refused when compiled for a vocabulary."""
+    """Raises a RequestError about the field `param` for a broken or too large grammar. May be slow, so keep it off
+    event loops. A grammar that passes may still be refused when it is compiled for a vocabulary."""
     try:
         try:
             message = str(LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
         except (RequestError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of the library derives from BaseException, like an interrupt
+        except BaseException:  # the library's panics derive from BaseException
             message = "it cannot be read"
         if message and not message.startswith("WARNING"):
             raise broken(message)
@@ -71,7 +71,7 @@ def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form; raises a RequestError where it exceeds a limit."""
+    """The grammar in llguidance's own form. Raises a RequestError if it exceeds a limit."""
     text = grammar.text
     _hold("it has {} characters", len(text), MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
@@ -80,7 +80,7 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def json_rule(schema: dict[str, Any], *, has_whitespace: bool = False) -> str:
-    """What stands for JSON of a schema in Lark. Raises a ValueError for numbers that are none in JSON."""
+    """A Lark expression for JSON that matches a schema. Raises a ValueError for NaN and infinity."""
     options = _SPACED if has_whitespace else _COMPACT
     text = json.dumps({**bound_schema(schema), "x-guidance": options}, ensure_ascii=False, allow_nan=False)
     return f"%json {text}"
@@ -99,7 +99,8 @@ def parser_limits() -> LLParserLimits:
 
 
 def broken(message: str) -> RequestError:
-    """llguidance's message concerns the client's own text: one printable line of it helps."""
+    """llguidance's message is about the client's own text, so the client gets its first line, without control
+    characters."""
     line = next((part for part in message.splitlines() if part.strip()), "it cannot be read")
     return _refuse("".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS])
 
@@ -133,10 +134,10 @@ def _from_regex(grammar: Grammar) -> str:
 
 
 def _repeats(text: str) -> int:
-    """How often the most repeated part occurs in a regular expression with its counts expanded."""
+    """How often the most repeated part of a regular expression occurs once counts such as {2,5} are expanded."""
     most = 1
-    groups = [1]  # by depth, the maximum over a group's parts so far
-    last = 1  # of the previous part
+    groups = [1]  # by depth: the maximum over the parts of a group so far
+    last = 1  # repeats of the previous part
     for piece in _REGEX_PIECES.findall(text):
         if piece == "(":
             groups.append(1)
@@ -156,7 +157,7 @@ _COUNT = re.compile(r"\{(\d+),?(\d*)\}")
 
 
 def _from_lark(grammar: Grammar) -> str:
-    """Schemas inside Lark obey the limits of schemas."""
+    """Schemas inside Lark have the same limits as other schemas."""
     text = _from_ebnf(grammar.text) if _EBNF.search(grammar.text) else grammar.text
     decoder = json.JSONDecoder(parse_constant=_no_constant)
     schemas, rest, end = [], "", 0
@@ -177,7 +178,7 @@ def _from_lark(grammar: Grammar) -> str:
 
 
 def _from_ebnf(text: str) -> str:
-    """Converts to Lark, in time that grows with the square of the rules."""
+    """Converts EBNF to Lark. This takes time quadratic in the number of rules."""
     _hold("it has {} characters", len(text), MAX_TEXT_CHARS)
     _check_nesting(text)
     _hold("it has {} rules", text.count("::="), MAX_EBNF_RULES)
@@ -200,7 +201,7 @@ _CONVERT = {
 def _read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):  # also a ValueError: numbers of thousands of digits
+    except (ValueError, RecursionError):  # numbers with thousands of digits are a ValueError too
         raise _refuse("it is not valid JSON, or nested too deeply") from None
 
 
@@ -218,7 +219,7 @@ def _hold_schema(what: str, count: int, limit: int) -> None:
 
 
 def _check_nesting(text: str) -> None:
-    """Counts nested groups. Brackets that are literal characters count too, so this is stricter than necessary."""
+    """Limits nested groups. Literal brackets count too, so this is stricter than necessary."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")

@@ -1,4 +1,4 @@
-"""Counts of values by size, as Prometheus shows them."""
+"""Counts of values by size, as in Prometheus."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts` has one entry for each of the upper `edges`, and one for larger values."""
+    """`counts` has one entry for each upper edge in `edges`, and one for larger values."""
 
     edges: tuple[float, ...]
     counts: list[int]
@@ -24,6 +24,6 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """How many values are at most as large as each edge."""
+        """For each edge, the number of values up to it."""
         edges = [*(str(float(edge)) for edge in self.edges), "+Inf"]
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]

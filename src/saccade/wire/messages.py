@@ -1,6 +1,6 @@
 """Messages between the engine's process and its client. A message is one msgpack frame. `Add` is followed by raw
 frames: token ids, positions, limits if any, and the pixels of every image and video. Serial numbers are never reused,
-so late news of an ended request cannot be mistaken for another's."""
+so a late update of an ended request cannot be mistaken for another's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -24,8 +24,8 @@ from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
 COMMANDS, REPLIES = "commands", "replies"  # socket file names
-# Each direction has a thread of ZeroMQ's: the pixels of a burst take milliseconds, and tokens do not wait behind them.
-IO_THREADS, COMMANDS_THREAD, REPLIES_THREAD = 2, 0b01, 0b10  # the last two as sockets' affinities
+# Each direction has its own ZeroMQ thread: the pixels of a burst take milliseconds, and tokens must not wait for them.
+IO_THREADS, COMMANDS_THREAD, REPLIES_THREAD = 2, 0b01, 0b10  # the last two are socket affinities
 
 Buffers = Sequence[memoryview]
 PromptArrays = list[npt.NDArray[Any]]
@@ -55,7 +55,7 @@ class StartEngine(Struct, frozen=True, tag=True):
 
 
 class Add(Struct, frozen=True, tag=True):
-    """`deadline` is a time of the monotonic clock, which all processes of a machine share."""
+    """`deadline` is a monotonic time; all processes of a machine share that clock."""
 
     serial: int
     prompt: PromptHead
@@ -76,20 +76,20 @@ class Stop(Struct, frozen=True, tag=True):
 
 
 class AskStats(Struct, frozen=True, tag=True):
-    """With `passes_since`, also for the passes with a greater number."""
+    """With `passes_since`, also asks for the passes with a greater number."""
 
     serial: int
     passes_since: int | None = None
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """Empty the prompt and image caches, unless requests run or wait."""
+    """Empty the prompt and image caches, unless requests are running or waiting."""
 
     serial: int
 
 
 class BeginTrace(Struct, frozen=True, tag=True):
-    """Record what the engine does, until `EndTrace`, or for `limit_s` at most."""
+    """Record what the engine does until `EndTrace`, for at most `limit_s`."""
 
     serial: int
     limit_s: float
@@ -100,7 +100,7 @@ class EndTrace(Struct, frozen=True, tag=True):
 
 
 class StartProfile(Struct, frozen=True, tag=True):
-    """Profile the engine's process until `StopProfile`, or for `limit_s` at most. The file goes into `folder`."""
+    """Profile the engine's process until `StopProfile`, for at most `limit_s`. The file goes into `folder`."""
 
     serial: int
     folder: str
@@ -120,7 +120,7 @@ EngineCommand = StartEngine | Add | Abort | Stop | EngineQuestion | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
-    """Progress of the start; `total` 0: this stage has no count."""
+    """Progress of the start. A stage with `total` 0 is not counted."""
 
     name: str
     done: int = 0
@@ -136,7 +136,7 @@ class Ready(Struct, frozen=True, tag=True):
     block_size: int
     gpu_bytes: int = 0  # in use on the whole device, by all processes; 0 without a GPU
     ranks: TensorParallel = ONE_RANK
-    has_head: bool = True  # else it makes embeddings only
+    has_head: bool = True  # without one it only makes embeddings
 
 
 class News(Update, frozen=True, array_like=True, kw_only=True):
@@ -164,7 +164,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
     gpu_reserved_bytes: int = 0  # held by the allocator of this process
-    compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
+    compile_wait_s: float = 0.0  # how long the oldest request has waited for its grammar
     grammar_jobs: JobStats = JobStats()
     step_tokens: Histogram = field(default_factory=new_step_tokens)
     passes: list[PassRecord] = []
@@ -176,14 +176,14 @@ class Flushed(Struct, frozen=True, tag=True):
 
 
 class Traced(Struct, frozen=True, tag=True):
-    """`trace` is None when one begins, and where none was recorded."""
+    """Answers `BeginTrace` without a trace, and `EndTrace` with the one recorded, if any."""
 
     serial: int
     trace: EngineTrace | None = None
 
 
 class Profiled(Struct, frozen=True, tag=True):
-    """A profile began, or was written to `file`. `problem` says why not."""
+    """A profile was started, or written to `file`. If that failed, `problem` says why."""
 
     serial: int
     file: str = ""
@@ -191,7 +191,7 @@ class Profiled(Struct, frozen=True, tag=True):
 
 
 class Degraded(Struct, frozen=True, tag=True):
-    """Something is wrong with an engine that keeps running: `reason` is for everybody, `note` for the log."""
+    """Something is wrong, but the engine keeps running. Anybody may see `reason`; `note` is for the log."""
 
     reason: str
     note: str
@@ -206,7 +206,7 @@ class Failure(Struct, frozen=True, tag=True):
 
 
 class Closed(Struct, frozen=True, tag=True):
-    """The last message of an engine told to close: every request has already received its end."""
+    """The last message of an engine that was told to close. Every request has already ended."""
 
 
 OnStage = Callable[[Stage], None]
@@ -230,7 +230,7 @@ decode_reply = msgpack.Decoder(EngineReply, dec_hook=restore_array).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
-    """The arrays are the prompt's own where they are contiguous; nobody may write to them."""
+    """Contiguous arrays are not copied, so nobody may write to the result."""
     head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
     ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
     arrays: PromptArrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
@@ -238,7 +238,7 @@ def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
 
 
 def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
-    """Pixels stay in the received frames, without a copy."""
+    """Pixels stay in the received frames; they are not copied."""
     num_ints = 2 + head.has_limits
     assert len(frames) == num_ints + len(head.media), f"{len(frames)} frames for {head}"
     token_ids, positions, *limits = map(_ints, frames[:num_ints])

@@ -1,4 +1,4 @@
-"""What an engine tells about its passes: the newest with their times, and a count for a request that asked."""
+"""What an engine reports about its passes: the newest ones with their times, and counts for a request that asked."""
 
 from typing import Literal
 
@@ -8,8 +8,8 @@ Stream = Literal["vision", "language"]
 
 
 class PassShape(Struct, frozen=True):
-    """One pass. `graph` is the key of the replayed graph; without one, `reason` says why. `rows` were asked for,
-    `padded` were added."""
+    """One pass. `graph` is the key of the replayed graph; if there was none, `reason` says why. `rows` counts real
+    rows, `padded` those added as padding."""
 
     phase: str
     graph: str
@@ -19,8 +19,8 @@ class PassShape(Struct, frozen=True):
 
 
 class PassRecord(Struct, frozen=True):
-    """Passes that ran one after the other on a stream for `requests` requests. `start` is a time of the monotonic
-    clock; `seconds` is None while they run."""
+    """Passes that ran one after the other on a stream for `requests` requests. `start` is a monotonic time; `seconds`
+    is None while they run."""
 
     number: int
     stream: Stream
@@ -31,7 +31,7 @@ class PassRecord(Struct, frozen=True):
 
 
 class PassCount(Struct, frozen=True):
-    """How often passes of one graph, or of one reason for none, ran for a request, and their rows in all."""
+    """How many passes a request had with one graph, or without one for the same reason, and their rows in total."""
 
     phase: str
     graph: str

@@ -23,18 +23,19 @@ _INT32_MAX = 2**31 - 1
 class SamplingParams:
     """Shaped like vLLM's, checked once: numbers are finite and in range, sequences are tuples.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 turns it off (stored as 0). `max_tokens` None fills the context; 0 only
-    computes the prompt, for its log-probabilities or the prefix cache. `logprobs` and `prompt_logprobs` count
-    alternatives beside the token itself; None asks for none. Prompt tokens before `prompt_logprobs_start` get none, and
-    may then come from the prefix cache. A `stop` string ends the output before itself, or after itself with
-    `include_stop_str_in_output`. One completed within the first `min_tokens` tokens ends the output right after those.
+    `temperature=0` is greedy. `top_k` of 0 or -1 turns it off (stored as 0). `max_tokens=None` fills the context; 0
+    only computes the prompt, for its log-probabilities or the prefix cache. `logprobs` and `prompt_logprobs` are
+    numbers of alternatives in addition to the token itself; None asks for no log-probabilities. Prompt tokens before
+    `prompt_logprobs_start` get none, so they may come from the prefix cache. A `stop` string ends the output before
+    itself, or after itself with `include_stop_str_in_output`. One completed within the first `min_tokens` tokens ends
+    the output right after them.
 
     A `grammar` allows only tokens that lead to a text of its language, and ends the output when nothing may follow. It
-    has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it allows nothing else.
+    has the last word: if it allows only end tokens, one is taken even if `min_tokens` or `ignore_eos` forbids it.
     Log-probabilities are the model's own, before the grammar and all other edits.
 
-    `pooling` asks for one vector instead of tokens, with `max_tokens` 0: of the hidden states after the final norm the
-    "last" or the "mean", or "logits": those of `pooled_token_ids` after the last prompt token.
+    `pooling` asks for one vector instead of tokens and needs `max_tokens=0`. "last" and "mean" pool the hidden states
+    after the final norm; "logits" are those of `pooled_token_ids` after the last prompt token.
     With `reports_passes` the engine counts the passes that served the request, by graph.
     """
 

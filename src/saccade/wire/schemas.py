@@ -1,7 +1,8 @@
-"""Size limits of JSON schemas. llguidance's work can far exceed a schema's size: it grows with the square of an
-object's optional properties, with pairs of name patterns, with one automaton state per multiple, and, where several
-schemas apply at once (`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), with the product of their
-alternatives and 2 to the number of their patterns. Each of these has a limit here."""
+"""Size limits of JSON schemas. llguidance's work can far exceed a schema's size. It grows with the square of an
+object's optional properties, with the pairs of name patterns, and with the value of `multipleOf`, which needs one
+automaton state per unit. Where several schemas apply at once (`allOf`, a `$ref` with siblings, `anyOf` next to
+`properties`), it grows with the product of their alternatives and exponentially with their patterns. Each of these has
+a limit here."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +12,13 @@ from typing import Any
 
 MAX_NESTING = 100
 MAX_VALUES = 20_000  # objects, lists and plain values
-MAX_PROPERTIES = 500  # of one object; over several, the root of the sum of squares
+MAX_PROPERTIES = 500  # of one object; for several objects, the root of the sum of squares
 MAX_BRANCHES = 2000
 MAX_NAME_PATTERNS = 32
 MAX_MULTIPLE = 10_000  # product of all multipleOf, without their decimal points
 MAX_FACTORS = 8  # schemas that apply at once
 MAX_ALTERNATIVES = 1000  # combinations of their alternatives
-MAX_CHAIN = 50  # references that lead to references
+MAX_CHAIN = 50  # references nested in definitions that are themselves referenced
 
 Hold = Callable[[str, int, int], None]
 Weight = tuple[int, int]  # factors, alternatives
@@ -34,7 +35,7 @@ _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 
 def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
-    """Calls `hold(what, count, limit)` for a grammar's schemas; it raises where a limit is exceeded."""
+    """Calls `hold(what, count, limit)` for each limit of a grammar's schemas; `hold` raises if it is exceeded."""
     counts, multiples = Counter[str](), set[int]()
     for depth, value in walk(list(schemas)):
         counts["values"] += 1
@@ -57,7 +58,7 @@ def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
 
 
 class _Scale:
-    """How many schemas apply at once, and with how many alternatives, at the worst place of a schema."""
+    """Finds how many schemas apply at once, and with how many alternatives, at the worst place of a schema."""
 
     def __init__(self, root: Any, hold: Hold) -> None:
         self._root, self._hold = root, hold
@@ -94,7 +95,7 @@ class _Scale:
         return [self.weigh(child) for child in found]
 
     def _follow(self, pointer: str) -> Weight:
-        """Weighs a definition once; a reference to itself adds nothing."""
+        """Weighs each definition once; a recursive reference adds nothing."""
         if pointer not in self._known:
             self._known[pointer] = (1, 1)
             self._chain += 1
@@ -114,7 +115,7 @@ def walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def resolve(root: Any, pointer: str) -> Any:
-    """The target of a reference within the schema; llguidance refuses other references."""
+    """The target of a reference within the schema. llguidance refuses all other references."""
     value = root
     for step in pointer.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

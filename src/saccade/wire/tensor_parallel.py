@@ -1,4 +1,4 @@
-"""Facts about an engine's running ranks: how they all-reduce, and what each holds."""
+"""Facts about the ranks of a running engine: how they all-reduce, and what each holds."""
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ class RankShare(Struct, frozen=True, kw_only=True):
 
 
 class AllReduceChoice(Struct, frozen=True, kw_only=True):
-    """The algorithm for tensors of at most `up_to_bytes`; None: for all larger ones."""
+    """The algorithm for tensors of at most `up_to_bytes`; None means all larger ones."""
 
     algorithm: str
     up_to_bytes: int | None = None
@@ -22,12 +22,12 @@ class TensorParallel(Struct, frozen=True, kw_only=True):
     size: int = 1
     backend: str = "none"
     reason: str = ""  # why this backend
-    reserved_bytes: int = 0  # per rank, as communication buffers
+    reserved_bytes: int = 0  # per rank, for communication buffers
     all_reduce: tuple[AllReduceChoice, ...] = ()  # empty where the backend has one algorithm
-    microseconds: dict[str, dict[str, float]] = {}  # measured at the start: by bytes, then by algorithm
+    microseconds: dict[str, dict[str, float]] = {}  # measured at the start, by bytes and then by algorithm
     held: tuple[RankShare, ...] = ()
-    encoder_mode: str = ""  # weights: each rank has a part of the vision encoder; data: each encodes whole images
-    encoder_reason: str = ""  # why its weights are not divided, where the engine chose
+    encoder_mode: str = ""  # "weights": each rank has a part of the vision encoder; "data": each encodes whole images
+    encoder_reason: str = ""  # why its weights are not split, if the engine chose
 
     def summary(self) -> str:
         """One line, such as "2 ranks; all-reduce: symmetric memory, one-shot up to 256 KiB, two-shot above"."""

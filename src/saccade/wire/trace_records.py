@@ -1,4 +1,4 @@
-"""What an engine did for some seconds. All times are of the monotonic clock, which all processes of a machine share."""
+"""A recording of what an engine did. All times are monotonic; all processes of a machine share that clock."""
 
 from msgspec import Struct
 
@@ -7,8 +7,8 @@ MAX_PASSES, MAX_REQUESTS, MAX_LOADS = 50_000, 10_000, 50_000
 
 
 class TracedPass(Struct, frozen=True, array_like=True):
-    """A pass as it ran. `graph` is the key it was replayed under; empty: it ran eagerly, and `reason` says why. `rows`
-    were asked for, and `room` is how many were computed."""
+    """A pass as it ran. `graph` is the key of the replayed graph; it is empty if the pass ran eagerly, and `reason`
+    says why. `rows` counts real rows, `room` all computed ones."""
 
     phase: str
     step: int
@@ -21,7 +21,7 @@ class TracedPass(Struct, frozen=True, array_like=True):
 
 
 class TracedRequest(Struct, frozen=True, array_like=True):
-    """One output of a request; None where it did not get that far."""
+    """One output of a request. Times that it did not reach are None."""
 
     request_id: str
     arrived: float
@@ -42,7 +42,7 @@ class TracedLoad(Struct, frozen=True, array_like=True):
 
 
 class EngineTrace(Struct, frozen=True, kw_only=True):
-    """`num_dropped` events did not fit."""
+    """`num_dropped` counts events that did not fit."""
 
     begin: float
     end: float

@@ -1,10 +1,10 @@
-"""When a request has its turn."""
+"""A request's place in the queue."""
 
 from msgspec import Struct
 
 
 class Turn(Struct, frozen=True):
-    """Lower priorities first; among equal ones, tenants take fair turns in proportion to their weights."""
+    """Lower priorities go first. Within a priority, tenants share in proportion to their weights."""
 
     priority: int = 0
     tenant: str = ""

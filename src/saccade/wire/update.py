@@ -1,4 +1,4 @@
-"""The engine's news about requests. Processes without tensors read it too, so nothing here imports torch."""
+"""The engine's updates about requests. Processes without torch read them too, so nothing here imports it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from saccade.wire.passes import PassCount
 
-# Details of an error finish that callers can tell apart.
+# `Finish.detail` of errors that callers tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_HIDDEN_NUMBERS = "the model's hidden states are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """`detail` is the stop token or string that was met (None: end of text), or a message."""
+    """`detail` is the stop token or string (None for the end of text), or a message."""
 
     reason: FinishReason
     detail: int | str | None = None
@@ -49,7 +49,7 @@ class PromptScores(Struct, frozen=True, array_like=True):
 
 
 class Update(Struct, frozen=True, array_like=True):
-    """News of one request; the one with `finish` is its last."""
+    """What is new about one request; an update with `finish` is its last."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -57,5 +57,5 @@ class Update(Struct, frozen=True, array_like=True):
     prompt_scores: PromptScores | None = None
     finish: Finish | None = None
     timings: dict[str, float] | None = None  # seconds by stage, with the finish
-    pooled: NDArray[Any] | None = None  # float32, with the finish of a request that asks for a vector
-    passes: tuple[PassCount, ...] | None = None  # with the finish, of a request that wants them
+    pooled: NDArray[Any] | None = None  # float32, with the finish of a request that asked for a vector
+    passes: tuple[PassCount, ...] | None = None  # with the finish of a request that asked for them

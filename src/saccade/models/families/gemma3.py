@@ -1,9 +1,9 @@
 """Gemma-3, text and multimodal.
 
-Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and are on both sides of
-attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies to
-the text model only, and attn_logit_softcapping (of Gemma-2) is ignored.
+Sliding-window and global layers each have their own rotary. Norms multiply by 1 + weight and come before and after
+attention and MLP. Embeddings are scaled. The rows of an image attend to the whole image. The tower is SigLIP at a fixed
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies only
+to the text model, and attn_logit_softcapping (of Gemma-2) is ignored.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ SIGLIP = {
 
 
 def read_multimodal(config: Config) -> DecoderSpec:
-    """The top-level config decides whether the head is tied; text_config's value and logit cap are ignored."""
+    """The top-level config says whether the head is tied; text_config's value and its logit cap are ignored."""
     tied_head = config.get("tie_word_embeddings", True)
     return replace(read_text(config.sub("text_config")), tied_head=tied_head, logit_softcap=None)
 
@@ -56,7 +56,7 @@ def read_text(config: Config) -> DecoderSpec:
     if config.get("use_bidirectional_attention", False):
         raise ConfigError(
             f"{config.where}: use_bidirectional_attention is true; only causal attention is supported, and such a "
-            f"model embeds texts rather than writing them"
+            f"model embeds text rather than generating it"
         )
     # Gemma-3 reads hidden_activation and ignores hidden_act.
     plain = read_decoder(
@@ -124,12 +124,12 @@ def _windows(config: Config) -> list[int | None]:
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """The rotaries of sliding and of global layers; rope_scaling applies to global ones only."""
+    """The rotaries of sliding and of global layers; rope_scaling applies only to the global ones."""
     given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
     if set(given.values) - {"sliding_attention", "full_attention"}:
         raise ConfigError(
-            f"{config.where}: rope_parameters names {', '.join(given.values)}; Gemma-3 has a rotary of its own for "
-            f"sliding_attention and for full_attention, so these two keys are what it may hold"
+            f"{config.where}: rope_parameters names {', '.join(given.values)}; the keys allowed for Gemma-3 are "
+            f"sliding_attention and full_attention, which have different rotaries"
         )
     scaled = _rope_of(given, "full_attention") | config.get("rope_scaling", {})
     local = Config({"rope_parameters": _rope_of(given, "sliding_attention")}, config.where)

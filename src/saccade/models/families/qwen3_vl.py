@@ -1,5 +1,6 @@
-"""Qwen3-VL, dense and mixture of experts: a LayerNorm tower with an interpolated grid of learned positions and 2-D
-rotary; deepstack rows for the first decoder layers; interleaved M-RoPE and norms on queries and keys in the decoder."""
+"""Qwen3-VL, dense and mixture of experts. The tower has LayerNorm, an interpolated grid of learned positions and a 2-D
+rotary, and makes deepstack rows for the first decoder layers. The decoder has interleaved M-RoPE and norms on queries
+and keys."""
 
 from dataclasses import replace
 
