@@ -1,6 +1,6 @@
-"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`. Launches depend on
-shapes and strides only, so they can be captured. Only the last dimension of queries, keys and values has to be
-contiguous: they may be slices of one fused projection."""
+"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`. Launches depend only
+on shapes and strides, so they can be captured. Queries, keys and values may be slices of one fused projection: only
+their last dimension must be contiguous."""
 
 import torch
 import triton

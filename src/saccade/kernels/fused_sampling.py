@@ -1,5 +1,5 @@
-"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend on shapes
-and strides only, so they can be captured. Logits may be rows of a wider tensor."""
+"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend only on
+shapes and strides, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from saccade.kernels.triton_sampling import choose_kernel, greedy_kernel, pick_k
 
 MOST_LOGPROBS = 20
 _TILE = 128
-_CHUNK = 32 * _TILE  # 16 KiB of logits per program; the registers of a multiprocessor hold three or more
+_CHUNK = 32 * _TILE  # 16 KiB of logits per program; a multiprocessor's registers hold at least three
 _GROUP = 8  # tiles that a program reads at a time while searching
 _STRETCH = 2048  # columns per program of the edits
 _BLOCK = 256

@@ -1,9 +1,9 @@
 """Matrix products on Hopper: cuBLAS, or a quack tile where that is faster.
 
-A product takes whole waves of tiles over the GPU's multiprocessors, so its time follows from the tile size: cuBLAS
-loses up to a quarter when the rows fit its tiles badly. Fusing an activation saves a pass over memory. `choose` is a
-pure function of the shape, so switching graphs off changes no bit. Its thresholds come from a scan of tiles on one
-H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
+A product runs in whole waves of tiles over the GPU's multiprocessors, so its time follows from the tile size: cuBLAS
+loses up to a quarter when its tiles fit the rows badly. Fusing an activation saves a pass over memory. `choose` is a
+pure function of the shape, so eager passes and graphs give the same bits. Its thresholds come from a scan of tiles on
+one H200, at the shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
 """
 
 import importlib
@@ -27,17 +27,17 @@ _FEWEST_ROWS = 384  # below this, cuBLAS splits the inner dimension better
 _MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
 _WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
 _BYTES_PER_US = 4e6
-_LEAST_SHARE = 0.84  # of peak that a tile must reach by estimate to be preferred to cuBLAS
-_LEAST_SHARE_ACTIVATED = 0.7  # lower because cuBLAS needs a second kernel
+_LEAST_SHARE = 0.84  # of peak: a tile must reach this by estimate to be preferred to cuBLAS
+_LEAST_SHARE_ACTIVATED = 0.7  # lower, because cuBLAS needs a second kernel
 _FEW_ROWS = 512  # below this cuBLAS is further from peak, and narrow tiles fill the GPU in one wave
 _LEAST_SHARE_FEW = 0.75
-_LEAST_FILLED = 0.92  # of a narrow tile's columns: below this, whole clusters wait on padding
+_LEAST_FILLED = 0.92  # of a narrow tile's columns; below this, whole clusters compute padding
 _ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `columns` of the result (of its transpose if `is_swapped`), computed by one group of threads."""
+    """`rows` x `columns` of the result (of its transpose if `is_swapped`), computed by one thread block."""
 
     rows: int
     columns: int
@@ -77,8 +77,8 @@ EVERY_TILE: list[tuple[Kind, Tile]] = [
     *(("plain", tile) for tile in _NARROW),
     ("gated", _SMALL),
 ]
-_STEP = 16  # divides the rows and columns of every tile: where choices change
-_MANY = 8192  # rows, from which on choices hardly change
+_STEP = 16  # divides the rows and columns of every tile, so choices change only near its multiples
+_MANY = 8192  # rows; the choice hardly changes above this
 
 
 @lru_cache(maxsize=65536)
@@ -89,15 +89,15 @@ def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
     if kind == "gated":
         return _choose_gated(m, n, k)
     if k > n and m >= _MANY_ROWS[kind]:
-        return None  # cuBLAS was as fast or faster for all such large k
+        return None  # cuBLAS was at least as fast in all measurements with such a large k
     tile = _fastest(kind, m, n, k)
     return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
 
 
 @lru_cache
 def _tiles_of(kind: Kind, n: int, k: int) -> frozenset[Tile]:
-    """Tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile looks best at the
-    upper one; some limits are at multiples, so that the row before counts too."""
+    """The tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile is most
+    efficient at the upper one. Some limits are at multiples, so the row before each is tried too."""
     steps = [*range(_FEWEST_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
     rows = (row for step in steps for row in (step, step - 1))
     return frozenset(tile for row in rows if (tile := choose.__wrapped__(kind, row, n, k)) is not None)
@@ -160,13 +160,13 @@ class HopperProducts:
         return y
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compile every tile that the products so far may get with other rows: seconds each, and no time once quack's
-        disk cache has them."""
+        """Compiles every tile that the products so far may need at other numbers of rows. That takes seconds per tile,
+        unless it is in quack's disk cache."""
         for kind, tile in self.tiles():
             self.compile_tile(kind, tile, device, dtype)
 
     def tiles(self) -> list[tuple[Kind, Tile]]:
-        """Tiles of the products so far, with any number of rows. All tiles, if there was no product."""
+        """The tiles that the products so far may need at any number of rows; all tiles if there was no product yet."""
         shapes = self.met | {("plain", n, k) for kind, n, k in self.met if kind == "gated"}
         found = {(kind, tile) for kind, n, k in shapes for tile in _tiles_of(kind, n, k)}
         return [each for each in EVERY_TILE if each in found or not shapes]
@@ -206,7 +206,7 @@ class HopperProducts:
 
 
 def load_products() -> HopperProducts | str:
-    """The products, or why there are none."""
+    """Returns the products, or the reason they cannot be used."""
     try:
         interface = importlib.import_module("quack.gemm_interface")
         config = importlib.import_module("quack.gemm_config").GemmConfig

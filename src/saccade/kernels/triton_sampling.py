@@ -2,10 +2,10 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.fused_sampling`: greedy choice, and sampling with min-p, top-k and top-p.
 
-A row is cut into chunks (one program each, so that few rows fill a GPU too) and chunks into tiles of 128 tokens. The
-first launch reads every logit once and writes each chunk's best score, or for rows with filters each tile's peak and
-mass. The second launch, one program per row, picks the best chunk, or finds the floor (see `triton_floor`) and draws
-from the few tiles that reach it.
+A row is cut into chunks, with one program each so that even few rows fill a GPU, and chunks into tiles of 128 tokens.
+The first launch reads every logit once. It writes each chunk's best score, or for rows with filters each tile's peak
+and mass. The second launch has one program per row. It picks the best chunk, or finds the floor (see `triton_floor`)
+and draws from the few tiles that reach it.
 """
 
 import triton
@@ -80,8 +80,8 @@ def scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row, chunk). With filters: each tile's peak, and its mass relative to that. Without: the chunk's best
-    logit or best noisy logit, from which `choose_kernel` takes the best chunk."""
+    """Program (row, chunk). With filters it writes each tile's peak, and its mass relative to that. Without filters it
+    writes the chunk's best logit (greedy) or best noisy logit, and `choose_kernel` picks the best chunk."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + chunk
     temperature = tl.load(temperature_ptr + row)
@@ -123,7 +123,7 @@ def choose_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Program (row): the row's token, from its chunks' best or, with filters, from the tiles that reach its floor."""
+    """Program (row): picks the token from the chunks' best or, with filters, from the tiles that reach the floor."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
@@ -190,7 +190,7 @@ def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUN
 
 @triton.jit
 def _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary):
-    """Which filters the row has. The comparisons treat a NaN in a padded row as off."""
+    """Which filters the row has. Comparisons with a NaN, as in a padded row, switch a filter off."""
     k = tl.load(top_k_ptr + row)
     return (k > 0) & (k < vocabulary), tl.load(top_p_ptr + row) < 1.0, tl.load(min_p_ptr + row) > 0.0
 
@@ -214,7 +214,7 @@ def _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _gumbel(seed, counter, quads):
-    """Noise of tokens 4q ... 4q + 3 for each q of quads, in order. See `reference_sampling.gumbel`."""
+    """The noise of tokens 4q ... 4q + 3 for each q in quads, in order. See `reference_sampling.gumbel`."""
     zeros = quads * 0
     low, high = zeros + counter.to(tl.int32), zeros + (counter >> 32).to(tl.int32)
     a, b, c, d = tl.philox(seed, quads, low, high, zeros)

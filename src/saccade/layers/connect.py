@@ -21,7 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
-LEAST_CONNECT_S = 10.0  # even with a shorter watchdog: a busy machine takes seconds
+LEAST_CONNECT_S = 10.0  # even if the watchdog's limit is shorter: a busy machine takes seconds
 
 
 def connect(
@@ -34,11 +34,11 @@ def connect(
     connect_s: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Groups:
-    """Wait for the other ranks of this machine and open the communicators. A process may be in one such group.
+    """Waits for the other ranks of this machine and opens the communicators. A process can be in one such group only.
 
-    `store` is a file in a private folder, the same for all ranks and not written yet. A rank that waits longer than
-    `timeout_s` for another, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
-    arrived, and raises if one will not. After that, connections may take `connect_s`, if that is less and not 0.
+    `store` is a file in a private folder, the same for all ranks and not yet written. A rank that waits for another for
+    longer than `timeout_s`, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
+    arrived, and raises if one never will. Connecting may then take `connect_s`, if that is shorter and not 0.
     """
     if size == 1:
         return Groups()
@@ -59,14 +59,15 @@ def connect(
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
-        _world.group_count = 0  # it is part of group names, and new processes count from 0
+        _world.group_count = 0  # part of group names; ranks that start anew count from 0
         raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
 
 
 def _meet(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Done first because later calls cannot be interrupted when a rank will not come: they wait for their timeout."""
+    """Waits until all ranks have started. Later calls cannot be interrupted: if a rank were missing, they would block
+    until their timeout."""
     deadline = monotonic() + timeout_s
     store.set(_here(rank), "")
     while missing := [other for other in range(size) if not store.check([_here(other)])]:
@@ -99,7 +100,7 @@ def _new_collectives(device: torch.device, control: Control, limit: timedelta, s
 
 
 def _first(control: Control, reason: str) -> str:
-    """The first rank's non-empty reason: what one rank cannot do, none does."""
+    """The first non-empty reason of any rank: if one rank cannot do something, none does it."""
     return next((found.decode() for found in control.gather(reason.encode()) if found), "")
 
 
@@ -108,7 +109,7 @@ def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
 
 
 def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
-    """NCCL for the same ranks, to compare; None on a CPU, if it is in use already, or if ranks share a GPU."""
+    """NCCL for the same ranks, for comparison; None on a CPU, if NCCL is in use already, or if ranks share a GPU."""
     if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
         return None
     if _num_gpus(_places(device, group.control)) < group.size:
@@ -124,7 +125,7 @@ def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
 
 
 def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
-    """Must connect within `soon`; later exchanges and lookups in the store may take up to `limit`."""
+    """Connects within `soon`; later exchanges and store lookups may take up to `limit`."""
     store = _get_default_store()
     store.set_timeout(soon)
     found = dist.new_group(backend=backend, timeout=soon)
@@ -141,7 +142,7 @@ def _place(device: torch.device) -> dict[str, Any]:
 
 
 def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
-    """Raises unless every rank has its own GPU or ranks may share one."""
+    """Raises if two ranks are on the same GPU, unless they may share it."""
     for (i, one), (j, other) in combinations(enumerate(places), 2):
         if one["gpu"] == other["gpu"] and not may_share:
             raise ConfigError(
@@ -153,7 +154,7 @@ def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> No
 def refusal(
     mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
 ) -> str:
-    """Why this rank cannot use symmetric memory; empty if it is worth trying."""
+    """Why this rank cannot use symmetric memory, or an empty string if it is worth trying."""
     for other in places:
         if other["machine"] != mine["machine"]:
             return f"ranks are on different machines, {mine['machine']} and {other['machine']}"

@@ -20,7 +20,7 @@ from saccade.layers.linear import Linear
 
 
 class MoE(Layer):
-    fed = None  # the router reads the inputs, too, and wants them as they are
+    fed = None  # the router reads the inputs, too, and needs them unscaled
 
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.spec = spec
@@ -78,7 +78,7 @@ class Experts(Layer):
                 yield from ((f"{i}.{part}.{name}", slot) for name, slot in slots)
 
     def _check_forms(self, place: Placement) -> None:
-        """All experts are one product, so they must have one form."""
+        """All experts are one product, so they must have the same format."""
         for i in range(self.spec.num_experts):
             for part, form in (("gate", self.format), ("up", self.format), ("down", self.down_format)):
                 if place.formats.of(f"{place.path}.{i}.{part}") != form:
