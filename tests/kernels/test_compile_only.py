@@ -1,4 +1,4 @@
-"""Passes over meta tensors compile what they would launch, and several processes share that."""
+"""Passes over meta tensors compile the kernels they would launch, and several processes share the work."""
 
 import importlib
 import os
@@ -32,13 +32,13 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreting")
 
 DATA = Path(__file__).parents[1] / "data"
-CPU = torch.device("cpu")  # in the place of a GPU, on which packages compile
+CPU = torch.device("cpu")  # stands in for the GPU on which packages compile
 COUNT = 2
 LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=512, encoder_budget_tokens=512, max_model_len=512)
 
 
 class FakePackages:
-    """Stand-ins for what compiles: Triton's compiler, quack's products, flash-attn-4's cache and function."""
+    """Stand-ins for whatever compiles: Triton's compiler, quack's products, flash-attn-4's cache and function."""
 
     def __init__(self) -> None:
         self.triton: list[str] = []
@@ -48,7 +48,7 @@ class FakePackages:
         self._flash_cache = self.cache()
 
     def forget(self) -> None:
-        """Nothing is compiled yet, as in another process."""
+        """Drops everything compiled so far, as in a new process."""
         self._flash_cache = self.cache()
         for kernel in _jit_functions():
             kernel.device_caches.clear()
@@ -76,7 +76,7 @@ class FakePackages:
 
 def _new_cache_class(compiled: list[object]) -> Any:
     class Cache:
-        """As flash-attn-4's: in memory, and (not here) on disk."""
+        """Like flash-attn-4's cache, but without its disk part."""
 
         cache_path = Path("fwd")
 
@@ -178,14 +178,14 @@ MODULES = (
 
 
 def test_meta_tensors_stand_for_real_ones(packages: FakePackages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine looks for kernels by the types, strides and alignments of its own tensors."""
+    """An engine looks kernels up by the types, strides and alignments of its tensors."""
     folder, settings = bundled.path(), EngineSettings(load_format="dummy", dtype="bfloat16")
     limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=64, encoder_budget_tokens=64, max_model_len=64)
-    for_meta, for_real = Share(1, 10**9), Share(1, 10**9)  # kernels are numbered, and not compiled
+    for_meta, for_real = Share(1, 10**9), Share(1, 10**9)  # only numbers the kernels
     only = CompileOnly(CPU, torch.bfloat16, for_meta, for_meta)
     run_all(draw(folder, settings, limits, tables=(only.kernels, sampling())).executor, only)
     packages.forget()
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # no kernel writes the tokens that the next pass reads
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # no kernel writes the tokens that a pass reads
     only = CompileOnly(CPU, torch.bfloat16, for_real, for_real)
     model = load_model(folder, dtype=torch.bfloat16, load_format="dummy", kernels=only.kernels)
     found = resolve(folder, settings, limits, model, is_cuda=True)

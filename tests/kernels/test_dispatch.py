@@ -1,4 +1,4 @@
-"""The choice of kernels: complete, explained, and the same functions everywhere."""
+"""The choice of kernels is complete, has reasons, and keeps every signature."""
 
 import inspect
 import os
@@ -68,7 +68,7 @@ def test_without_flash_attention_the_reason_is_recorded(
 
 @pytest.mark.parametrize("table", [Kernels, SamplingKernels])
 def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
-    """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
+    """mypy checks calls against the oracle, so implementations must have the same signature."""
     pytest.importorskip("triton")
     from saccade.kernels import (
         fused,
@@ -80,7 +80,7 @@ def test_every_implementation_has_the_signature_of_its_oracle(table: type[Kernel
 
     modules = (fused, fused_sampling, fused_vision, scaled)
     owners = (*modules, AttentionDispatch, products.HopperProducts)
-    for name in set(table.kernel_names()) - {"grouped_linear"}:  # torch's own, on every device
+    for name in set(table.kernel_names()) - {"grouped_linear"}:  # torch's own on every device
         found = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
         assert found, f"no GPU kernel is called {name}"
         for function in found:
@@ -131,7 +131,7 @@ def flash_and_triton() -> AttentionDispatch:
 
 
 def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keywords of torch 2.10, 2.11 and 2.13, each with a stand-in that computes what the real one would."""
+    """The keywords of torch 2.10, 2.11 and 2.13, with a stand-in that computes the same."""
     adapters = pytest.importorskip("saccade.kernels.adapters")
     from tests.kernels.cases import boundaries, qkv_slices
 
@@ -164,7 +164,7 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in (KERNEL_CACHES[0], KERNEL_CACHES[2], KEEPS_ATTENTION):
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv(KERNEL_CACHES[1], "/chosen/by/the/user")
     choose(monkeypatch, (9, 0), torch.bfloat16, "not installed here")

@@ -108,7 +108,7 @@ def test_the_device_code_has_every_column_at_its_place() -> None:
 
 
 class TestKeptLaunches:
-    """What the two kernels are launched with when a buffer or a shape comes again, and when another does."""
+    """How the two kernels are launched when a buffer or shape repeats, and when it changes."""
 
     @pytest.fixture
     def kernels(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:

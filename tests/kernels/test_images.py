@@ -1,4 +1,4 @@
-"""The plain image path against Pillow and against the image and video processors of transformers."""
+"""The CPU image path against Pillow and against the image processors of transformers."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_resize_is_that_of_pillow_within_one_level(
 
 @pytest.mark.parametrize(("height", "width"), [(56, 84), (196, 28), (28, 252)])
 def test_image_rows_are_those_of_the_qwen_processor(height: int, width: int) -> None:
-    """An image that needs no resize: the processor here is Pillow's, whose order of passes is its own."""
+    """The image needs no resize, because this processor uses Pillow, which filters in another order."""
     processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 30)
     pixels = photo(height, width, seed=2)
     theirs = processor(Image.fromarray(pixels.numpy()), return_tensors="pt")

@@ -1,4 +1,4 @@
-"""Kept launches against a kernel that stands in for Triton's: which arguments reach the compiled kernel, and when."""
+"""Cached launches with a stand-in for a Triton kernel: which arguments reach the compiled kernel, and when."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from saccade.kernels.launch import MAX_KEPT, Current, KeptLaunch
 
 
 class Compiled:
-    """As Triton's: `run` takes the grid, the stream, the function and its numbers, and every parameter by position."""
+    """Like Triton's: `run` takes the grid, the stream, the function, its metadata, and every parameter by position."""
 
     packed_metadata = (4, 1, 0)
 
@@ -26,8 +26,8 @@ class Compiled:
 
 
 class Kernel:
-    """As `triton.jit` makes it: an ordinary launch returns what was compiled for these arguments and this device. Also
-    what torch says is current."""
+    """Like a kernel of `triton.jit`: an ordinary launch returns the kernel compiled for these arguments and this
+    device. Also stands in for torch's current device and stream."""
 
     arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "scale", "WIDE", "BLOCK")
 
@@ -78,7 +78,7 @@ def test_a_key_that_comes_again_is_launched_directly_in_the_order_of_the_paramet
 
 
 def test_another_key_is_an_ordinary_launch_and_both_are_kept() -> None:
-    """Images and videos that are cut in different ways take turns."""
+    """As when images and videos, which are cut differently, take turns."""
     kernel, (x, y) = Kernel(), tensors()
     launch = kernel.kept()
     for turn in range(10):
@@ -124,14 +124,14 @@ def test_no_tensor_is_kept_alive() -> None:
 
 
 class NothingCompiled(Kernel):
-    """The interpreter."""
+    """As with the interpreter."""
 
     def compiled(self) -> Any:
         return None
 
 
 class Opaque(Kernel):
-    """A version that launches in another way."""
+    """As with a Triton version that launches differently."""
 
     def compiled(self) -> Any:
         return object()
@@ -151,7 +151,7 @@ class NoStreams(Kernel):
 
 @pytest.mark.parametrize("kind", [Kernel, NothingCompiled, Opaque, Nameless, WithDefault, NoStreams])
 def test_where_there_is_another_interface_every_launch_is_ordinary(kind: type[Kernel]) -> None:
-    kernel, (x, y) = kind(num_parameters=4), tensors()  # four: constants are not passed, as in older versions
+    kernel, (x, y) = kind(num_parameters=4), tensors()  # four, because older versions do not pass constants
     launch = kernel.kept()
     for turn in range(4):
         launch("a", (1 + turn, 1), x, y, 4, 0.5, **CONSTANTS)

@@ -1,4 +1,4 @@
-"""Packages are imported early where a GPU has a use for them, without torch's compiler, and never fatally."""
+"""Packages are imported early if a GPU needs them, without torch's compiler, and import errors are not fatal."""
 
 import importlib
 import sys
@@ -23,7 +23,7 @@ has_compiler = "torch._dynamo" in sys.modules
 
 
 def test_packages_that_mark_functions_for_torchs_compiler_do_not_import_it(tmp_path: Path) -> None:
-    """In a process of its own: other tests may have imported the compiler."""
+    """Runs in a separate process, because other tests may have imported the compiler."""
     (tmp_path / "marking.py").write_text(FAKE_QUACK)
     code = (
         "import torch\n"

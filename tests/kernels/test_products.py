@@ -1,4 +1,4 @@
-"""Which kernel a matrix product takes, and that every way computes the same."""
+"""Which kernel a matrix product uses, and that all compute the same."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade.kernels import reference
 from saccade.kernels.products import HopperProducts, Kind, Tile, choose
 
-# Kind and shape (rows, columns, inner): where a tile was clearly faster on one H200, and where cuBLAS was.
+# Kind and shape (rows, columns, inner) for which a tile, or cuBLAS, was clearly faster on one H200.
 CLEAR_WINS: list[tuple[Kind, int, int, int]] = [
     ("plain", 384, 4096, 4096),
     ("plain", 416, 6144, 4096),
@@ -61,14 +61,14 @@ def test_time_counts_whole_waves_of_tiles() -> None:
 
 
 def test_few_rows_take_a_narrow_tile_that_they_fill() -> None:
-    """Narrow tiles are many, so that a product of few rows still keeps all processors busy."""
+    """With narrow tiles there are more of them, so a product of few rows keeps all multiprocessors busy."""
     narrow = choose("plain", 416, 4096, 12288)
     assert narrow is not None and narrow.columns == 112
     assert choose("plain", 400, 4096, 12288) is None, "four tiles of 112 columns would be empty by a tenth"
 
 
 class Recorder:
-    """Stands for quack: computes with torch and notes what it was asked for."""
+    """Stands in for quack: computes with torch and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -1,4 +1,4 @@
-"""The oracles themselves, against torch's own functions and transformers' formulas."""
+"""The oracles against torch's own functions and the formulas of transformers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention in plain torch against loops in float64, and against the masks of Gemma-3 in transformers."""
+"""Plain-torch attention against loops in float64 and against the Gemma-3 masks of transformers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -94,7 +94,7 @@ def test_varlen_does_not_hide_a_value_that_is_not_finite(max_seqlen: int) -> Non
 
 
 def test_a_longest_length_that_was_frozen_too_small_shows() -> None:
-    """As a kernel of a GPU does, which launches no more tiles than that: never by chance the right rows."""
+    """Like a GPU kernel, which launches no further tiles, the oracle must not return the right rows by chance."""
     q, k, v = qkv_slices(12, 2, 2, 16, seed=4)
     short = reference.varlen_attention(q, k, v, boundaries([3, 6, 3]), 3, scale=0.3)
     case = paged_case([6, 1], [6, 9], num_heads=2, num_groups=1, head_width=16)
@@ -161,7 +161,7 @@ def test_paged_limits_are_the_masks_of_gemma3(window: int | None) -> None:
 
 
 def test_paged_limits_over_several_requests() -> None:
-    """An image in a later chunk, and limits of dummy rows and of other requests that must not matter."""
+    """One image is in a later chunk. Limits of dummy rows must not matter."""
     case = paged_case([8, 6, 3], [8, 15, 0], num_heads=2, num_groups=2, head_width=16, seed=6)
     spans = {0: [(1, 5)], 1: [(10, 14)]}
     limits = span_limits(case, spans)
@@ -175,7 +175,7 @@ def test_paged_limits_over_several_requests() -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """Records aten calls, refusing those whose output or shape depends on what a tensor holds."""
+    """Records aten calls, and refuses calls whose output or shape depends on data."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs the calls again and puts each result where the first run put it."""
+        """Runs the calls again and copies each result to where the first run put it."""
         for func, args, kwargs, result in self.calls:
             again = func(*args, **kwargs)
             pairs = zip(result, again, strict=True) if isinstance(result, tuple | list) else [(result, again)]
@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):
 
 
 def test_varlen_recorded_once_is_right_for_other_boundaries() -> None:
-    """Same total, other images: the batch [4, 6, 8] replayed as [5, 5, 8] and as [18, 0, 0]."""
+    """Other images with the same total: the batch [4, 6, 8] is replayed as [5, 5, 8] and as [18, 0, 0]."""
     others = {8: ([5, 5, 8], [8, 2, 8], [4, 6, 8]), 18: ([18, 0, 0], [5, 5, 8])}
     for max_seqlen, compositions in others.items():
         q, k, v = qkv_slices(18, 4, 2, 16, seed=7)
@@ -232,7 +232,7 @@ def test_paged_recorded_once_is_right_for_other_requests() -> None:
 
 
 def record(body: Callable[[], Tensor]) -> Recorder:
-    """Boundaries are read when the one node runs, not while it is recorded."""
+    """Records one node, which reads boundaries when it runs and not while it is recorded."""
     recorder = Recorder()
     with recorder, torch.no_grad():
         body()

@@ -1,4 +1,4 @@
-"""Sampling on the CPU: against transformers' processors, against plain counting, and as a distribution."""
+"""Sampling on the CPU against the processors of transformers, plain counting, and the expected distribution."""
 
 from collections import Counter
 
@@ -62,7 +62,7 @@ def test_keeps_the_tokens_transformers_keeps(vocabulary: int, seed: int) -> None
 
 
 def test_keeps_every_token_equal_to_the_last_one_kept() -> None:
-    """Logits computed in bfloat16 have many equals: top-k keeps transformers' set, top-p that set's equals too."""
+    """Logits computed in bfloat16 have many ties. We keep what transformers keeps, and all tokens that tie with it."""
     rows = rows_of(DRAWN, 1000, seed=4)
     rows = rows.with_(logits=rows.logits.bfloat16().float())
     kept = kept_by_us(rows)
@@ -88,7 +88,7 @@ def test_draws_from_the_distribution_it_promises(setting: tuple[float, int, floa
 
 
 def check_chi_square(observed: Tensor, expected: Tensor) -> None:
-    """Cells expected less than eight times are one cell. Five standard deviations: one in a million by chance."""
+    """Merges cells expected fewer than eight times. Five standard deviations happen by chance once in a million."""
     rare = expected < 8
     seen = torch.cat([observed[~rare].double(), observed[rare].sum().double()[None]])
     hoped = torch.cat([expected[~rare], expected[rare].sum()[None]])
@@ -117,7 +117,7 @@ def test_noise_is_gumbel_and_uncorrelated() -> None:
 
 
 def test_noise_is_exact_to_float32() -> None:
-    """Where it decides: tokens of small v win. At v near 1 the noise of sure losers is coarser."""
+    """The noise must be exact where it decides: tokens with small v win. Near v = 1 it may be coarser."""
     words = sampling.philox((torch.arange(50_000), *(torch.tensor(0),) * 3), (torch.tensor(5), torch.tensor(0)))
     v = (torch.stack(words, 1).flatten().double() + 0.5) * 2.0**-32
     exact = -torch.log(-torch.log1p(-v))
@@ -128,7 +128,7 @@ def test_noise_is_exact_to_float32() -> None:
 
 
 def test_generator_gives_the_published_vectors() -> None:
-    """The known answers that Random123 ships for philox4x32-10."""
+    """The known-answer tests that Random123 ships for philox4x32-10."""
     ones = 0xFFFFFFFF
     for counter, key, words in (
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -217,7 +217,7 @@ def test_penalties_are_those_of_transformers_and_openai() -> None:
 
 
 def state_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
-    """Rows 0..3 in slots 2, 0, 4, 3, their prompts in two chunks and their outputs step by step, with padding."""
+    """Rows 0 to 3 use slots 2, 0, 4 and 3. Prompts come in two chunks and outputs step by step, both with padding."""
     seen = torch.zeros(5, vocabulary, dtype=torch.int32)
     slots = integers(2, 0, 4, 3)
     for chunk in prompt.split(50, dim=1):
@@ -233,7 +233,7 @@ def state_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
 
 
 def test_many_tokens_of_a_slot_at_once_are_all_counted() -> None:
-    """A preempted request comes back with its whole output."""
+    """As when a preempted request comes back with its whole output."""
     seen = torch.zeros(2, 9, dtype=torch.int32)
     sampling.mark_prompt(seen, integers(1, 1, 1), integers(4, 4, 0), flags(1, 1, 1))
     sampling.count_tokens(seen, integers(1, 1, 1, 1, 1), integers(4, 4, 8, 4, 4), flags(1, 1, 1, 1, 0))
@@ -289,7 +289,7 @@ def test_equal_tokens_share_a_rank_and_are_listed_lowest_first() -> None:
 
 
 def test_a_recorded_step_follows_its_parameters() -> None:
-    """Nothing about a row is frozen: other logits, parameters and states in the same storages give their own tokens."""
+    """Nothing about a row is frozen: a replay reads the current logits, parameters and states."""
     old, new = rows_of(SETTINGS, 300, seed=15), rows_of(SETTINGS[::-1], 300, seed=16)
     static = Rows(*(x.clone() for x in old.inputs))
     count = len(SETTINGS)

@@ -1,4 +1,4 @@
-"""Groups of ranks: what they do together, and what is decided about them without running them."""
+"""Groups of ranks: their collectives, and the decisions that need no running ranks."""
 
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ def found(size: int) -> dict[str, str]:
 @pytest.mark.parametrize("case", rank_cases.CASES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_together(size: int, case: str) -> None:
-    """See the cases for what each would catch. Three ranks have no two-shot sum into another tensor."""
+    """The cases say what they test. Three ranks are needed because torch has no out-of-place two-shot sum for three."""
     assert not found(size)[case], found(size)[case]
 
 

@@ -1,4 +1,4 @@
-"""Fused and sharded layers hold the rows of the tensors they were filled with, where they belong."""
+"""Fused and sharded layers put the rows of checkpoint tensors where they belong."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The mixture of experts against a loop that takes one token at a time."""
+"""The mixture of experts against a loop over tokens."""
 
 import pytest
 import torch

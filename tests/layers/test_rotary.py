@@ -1,4 +1,4 @@
-"""Rotary angles against the definitions, and against transformers where a formula is long."""
+"""Rotary angles against their definitions, and against transformers where the formula is long."""
 
 import pytest
 import torch

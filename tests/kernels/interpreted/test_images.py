@@ -1,4 +1,4 @@
-"""The Triton resize against the plain one, which is torch's own for bytes."""
+"""The Triton resize against the oracle, which is torch's own resize for bytes."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ SHAPES = {
 
 
 def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> None:
-    """As the engine does it: pixels one after the other in one buffer behind their table."""
+    """Like the engine, puts the pixels of all jobs into one buffer, described by one table."""
     data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
     places = np.cumsum([0, *(job.frames.nbytes for job in jobs)])[:-1].tolist()
     table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
@@ -41,7 +41,7 @@ def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> N
     assert (scratch[-3:] == 255).all()
 
 
-# Every source row is a program, which takes the interpreter tens of milliseconds: images have few.
+# Every source row is a program, which takes the interpreter tens of milliseconds, so images have few rows.
 @pytest.mark.parametrize(
     ("old", "new", "patch", "merge", "resample"),
     [

@@ -1,4 +1,4 @@
-"""Sampling kernels against their oracles: odd vocabularies, rows within wider rows, equal logits, poisoned rows."""
+"""Sampling kernels against their oracles: odd vocabularies, rows of wider tensors, equal logits, poisoned rows."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tests.kernels.sampling_cases import (
 
 
 def widened(x: Tensor) -> Tensor:
-    """The same values as columns of rows with poison on both sides."""
+    """The same values as a slice of wider rows, with NaN on both sides."""
     wide = torch.full((x.shape[0], x.shape[1] + 37), NAN)
     wide[:, 5 : 5 + x.shape[1]] = x
     return wide[:, 5 : 5 + x.shape[1]]
@@ -42,7 +42,7 @@ def test_draws_what_the_oracle_draws(vocabulary: int) -> None:
 
 
 def test_draws_over_many_chunks_and_tiles_from_flat_and_equal_logits() -> None:
-    """Flat rows make the bounds useless, so that every tile is searched; bfloat16 makes many logits equal."""
+    """Flat rows make the bounds useless, so every tile is searched. bfloat16 makes many logits equal."""
     flat = rows_of([(1.0, 0, 0.7, 0.0), (1.0, 4000, 0.9, 0.0), (2.0, 0, 1.0, 0.0)], 9001, seed=2, scale=0.1)
     check_same_draws(flat)
     tied = rows_of([(1.0, 100, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.3)], 5001, seed=3)
