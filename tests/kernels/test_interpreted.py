@@ -32,6 +32,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("test_*.py")))
-def test_triton_kernels_equal_their_oracles(outcomes: dict[str, list[str]], name: str) -> None:
+def test_triton_kernels_match_their_oracles(outcomes: dict[str, list[str]], name: str) -> None:
     assert outcomes[name], "no test was run"
     assert not any(outcomes[name]), "\n".join(outcomes[name])[-8000:]

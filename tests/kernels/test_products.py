@@ -106,7 +106,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def test_a_product_is_the_same_whoever_computes_it(products: HopperProducts, recorder: Recorder) -> None:
+def test_cublas_and_tiles_compute_the_same_product(products: HopperProducts, recorder: Recorder) -> None:
     weight, bias = random(3456, 1152), random(3456)
     for rows in (100, 2816):
         x, out = random(rows, 1152), torch.empty(rows, 3456)
@@ -117,7 +117,7 @@ def test_a_product_is_the_same_whoever_computes_it(products: HopperProducts, rec
     assert len(recorder.calls) == 2, "cuBLAS takes 100 rows, a tile 2816"
 
 
-def test_an_activation_is_part_of_the_product(products: HopperProducts, recorder: Recorder) -> None:
+def test_activations_are_fused_into_the_product(products: HopperProducts, recorder: Recorder) -> None:
     x, weight = random(2048, 64), random(16384, 64)
     torch.testing.assert_close(products.gated_linear(x, weight, "silu"), reference.gated_linear(x, weight, "silu"))
     [(_, activation, layout)] = recorder.calls
@@ -128,7 +128,7 @@ def test_an_activation_is_part_of_the_product(products: HopperProducts, recorder
     assert recorder.calls[-1][1] == "gelu_tanh_approx"
 
 
-def test_rows_that_are_not_contiguous_stay_with_cublas(products: HopperProducts, recorder: Recorder) -> None:
+def test_noncontiguous_rows_stay_with_cublas(products: HopperProducts, recorder: Recorder) -> None:
     x = random(2816, 2304)[:, :1152]
     weight = random(3456, 1152)
     torch.testing.assert_close(products.linear(x, weight), reference.linear(x, weight))

@@ -83,7 +83,7 @@ def test_varlen_poison_stays_in_its_segment(max_seqlen: int) -> None:
 
 
 @pytest.mark.parametrize("max_seqlen", [8, 40])
-def test_varlen_does_not_hide_a_value_that_is_not_finite(max_seqlen: int) -> None:
+def test_varlen_does_not_hide_nonfinite_values(max_seqlen: int) -> None:
     q, k, v = qkv_slices(40, 2, 2, 16, seed=3)
     v[10, 1, 3] = float("inf")
     starts = boundaries([8] * 5)
@@ -93,7 +93,7 @@ def test_varlen_does_not_hide_a_value_that_is_not_finite(max_seqlen: int) -> Non
     assert torch.isfinite(ours[16:]).all()
 
 
-def test_a_longest_length_that_was_frozen_too_small_shows() -> None:
+def test_a_frozen_length_that_is_too_small_gives_wrong_rows() -> None:
     """Like a GPU kernel, which launches no further tiles, the oracle must not return the right rows by chance."""
     q, k, v = qkv_slices(12, 2, 2, 16, seed=4)
     short = reference.varlen_attention(q, k, v, boundaries([3, 6, 3]), 3, scale=0.3)
@@ -111,7 +111,7 @@ def test_paged(share: int, options: dict[str, Any]) -> None:
     torch.testing.assert_close(ours, loop_over_requests(case, 0.2, **options), rtol=1e-5, atol=1e-5)
 
 
-def test_paged_ignores_what_unused_table_entries_hold() -> None:
+def test_paged_ignores_unused_table_entries() -> None:
     case = paged_case([2, 1], [5, 20], num_heads=2, num_groups=1, head_width=16, block_size=4, seed=4)
     expected = reference.paged_attention(*case.inputs, max_query=2, max_keys=20, scale=0.2)
     case.block_tables[0, 2:] = 10**6
@@ -128,7 +128,7 @@ def test_paged_in_half_precision_returns_its_dtype() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3, 8])
-def test_paged_limits_are_the_masks_of_gemma3(window: int | None) -> None:
+def test_paged_limits_match_the_masks_of_gemma3(window: int | None) -> None:
     """The masks transformers builds for global and sliding layers, over a prompt with two images."""
     length, images = 26, [(2, 9), (13, 24)]
     case = paged_case([length], [length], num_heads=4, num_groups=2, head_width=16, seed=5)

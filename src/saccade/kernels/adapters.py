@@ -106,7 +106,9 @@ def _fits(call: PackedCall | PagedCall) -> bool:
 def flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
     """Why flash-attn-4 cannot be used; empty if it can."""
     if capability < (9, 0):
-        return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+        return (
+            f"flash-attn-4's paged attention needs compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+        )
     return "" if dtype in HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
 
 

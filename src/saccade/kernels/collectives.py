@@ -90,7 +90,7 @@ class Control:
         lengths = rows[:, :8].contiguous().view(torch.int64).flatten().tolist()
         return [bytes(row[8 : 8 + length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
-    def first_rank_says(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank. It must be JSON-serialisable."""
         return json.loads(self.gather(json.dumps(value).encode())[0])
 
@@ -126,6 +126,6 @@ def choose(choices: Sequence[AlgorithmChoice], nbytes: int) -> str:
 def check_room(nbytes: int, capacity: int) -> None:
     if nbytes > capacity:
         raise AddressError(
-            f"a rank brings {nbytes} bytes and {capacity} are reserved to pass them; reserve room for the largest pass "
-            "before the first capture, since its address is in every graph"
+            f"a rank passes {nbytes} bytes and {capacity} are reserved; reserve memory for the largest pass before the "
+            "first capture, because every graph holds its address"
         )

@@ -75,7 +75,7 @@ class CompileOnly:
             return (
                 loaded
                 if isinstance(loaded, str)
-                else replace(loaded, function=lambda q, *args, **how: torch.empty_like(q))
+                else replace(loaded, function=lambda q, *args, **options: torch.empty_like(q))
             )
 
         products.load_products = load_products
@@ -97,7 +97,7 @@ class CompileOnly:
                 self._products.compile_tile(kind, tile, self._device, self._dtype)
 
 
-def _nothing(*args: Any, **how: Any) -> None:
+def _nothing(*args: Any, **options: Any) -> None:
     pass
 
 
@@ -115,7 +115,7 @@ def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Tensor]:
     """Calls `function` once per set of shapes, with meta tensors replaced by new tensors on the device."""
-    met: set[Hashable] = set()
+    seen: set[Hashable] = set()
 
     def described(value: Any) -> Hashable:
         return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
@@ -126,11 +126,11 @@ def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[.
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         return made if made.is_floating_point() else made.zero_()  # random boundaries could point anywhere
 
-    def call(q: Tensor, *args: Any, **how: Any) -> Tensor:
-        key = (described(q), *map(described, args), *((name, described(value)) for name, value in how.items()))
-        if key not in met:
-            met.add(key)
-            function(real(q), *map(real, args), **{name: real(value) for name, value in how.items()})
+    def call(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        key = (described(q), *map(described, args), *((name, described(value)) for name, value in options.items()))
+        if key not in seen:
+            seen.add(key)
+            function(real(q), *map(real, args), **{name: real(value) for name, value in options.items()})
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
     return call

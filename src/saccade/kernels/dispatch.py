@@ -114,7 +114,7 @@ class Kernels(KernelTable):
 
     def multiply_grouped(self, x: Inputs, weight: Weight, ends_E: Tensor) -> Tensor:
         """Multiplies each expert's rows with its matrix; the rows of expert e end before row `ends_E[e]`."""
-        assert not isinstance(x, Pending), "a row of experts is read by more than a product"
+        assert not isinstance(x, Pending), "a pending row can feed only one product, and experts are several"
         if isinstance(x, Tensor) and weight.is_plain:
             return self.grouped_linear(x, weight.data, ends_E)
         scaled = self.scale_inputs(x, weight) if isinstance(x, Tensor) else x
@@ -163,11 +163,12 @@ def device_named(word: str) -> torch.device:
         raise ConfigError(f"device is {word!r}; allowed: auto, cpu, cuda, cuda:1 and so on (--device)")
     device = torch.device(word)
     if device.type == "cuda" and not torch.cuda.is_available():
-        found = f"torch {torch.__version__} finds no GPU here"
-        raise ConfigError(f"device is {word}, and {found}; `saccade doctor` says why, or use cpu (--device)")
+        found = f"torch {torch.__version__} finds no GPU on this machine"
+        raise ConfigError(f"device is {word}, but {found}; `saccade doctor` says why, or use cpu (--device)")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigError(
-            f"device is {word}; GPUs here are 0..{torch.cuda.device_count() - 1} (--device, --data-parallel-size)"
+            f"device is {word}; this machine has GPUs 0..{torch.cuda.device_count() - 1} "
+            f"(--device, --data-parallel-size)"
         )
     return device
 
@@ -199,9 +200,9 @@ def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
     """Raises if e4m3 products do not work on this GPU or with this output dtype."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < _FIRST_E4M3:
-        needed, word = ".".join(map(str, _FIRST_E4M3)), f"{major}.{minor}"
+        needed = ".".join(map(str, _FIRST_E4M3))
         raise ConfigError(
-            f"FP8 weights need a GPU of compute capability {needed} or later, this one has {word}; use the bfloat16 "
+            f"FP8 weights need compute capability {needed} or later; this GPU has {major}.{minor}. Use the bfloat16 "
             f"checkpoint, or leave out --quantization"
         )
     if dtype is not torch.bfloat16:
@@ -256,9 +257,10 @@ def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.d
     """Adds quack's products on Hopper in half precision, the only case for which its tiles were measured."""
     names = ("linear", "gated_linear", "activated_linear")
     if capability[0] != _HOPPER[0] or dtype not in _HALF:
-        met = f"{dtype} on compute capability {capability[0]}.{capability[1]}"
+        case = f"{dtype} on compute capability {capability[0]}.{capability[1]}"
         return replace(
-            kernels, reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: quack's tiles are not for {met}")
+            kernels,
+            reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: quack's tiles were not measured for {case}"),
         )
     products = importlib.import_module("saccade.kernels.products").load_products()
     if isinstance(products, str):
@@ -300,7 +302,7 @@ class SamplingKernels(KernelTable):
 def sampling_for(device: torch.device | str) -> SamplingKernels:
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
+        raise ConfigError(f"there are no sampling kernels for device {device}; allowed: cpu, cuda")
     if device.type == "cpu":
         return SamplingKernels("reference", {})
     module = importlib.import_module("saccade.kernels.fused_sampling")

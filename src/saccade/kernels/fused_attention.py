@@ -15,9 +15,9 @@ from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
 SHORT_SEGMENT = 64  # one tile, so the kernel reads the segment once without a loop
-_WANTED_PROGRAMS = 256  # about two per multiprocessor of the largest GPUs
-_MOST_SPLITS = 32
-_LEAST_KEYS_PER_SPLIT = 256
+_TARGET_PROGRAMS = 256  # about two per multiprocessor of the largest GPUs
+_MAX_SPLITS = 32
+_MIN_KEYS_PER_SPLIT = 256
 
 
 class TritonAttention:
@@ -117,9 +117,9 @@ def choose_splits(num_programs: int, max_keys: int) -> int:
     """How many programs share one tile's keys: a power of two that fills the GPU and keeps each program busy."""
     splits = 1
     while (
-        splits < _MOST_SPLITS
-        and num_programs * splits * 2 <= _WANTED_PROGRAMS
-        and max_keys >= splits * 2 * _LEAST_KEYS_PER_SPLIT
+        splits < _MAX_SPLITS
+        and num_programs * splits * 2 <= _TARGET_PROGRAMS
+        and max_keys >= splits * 2 * _MIN_KEYS_PER_SPLIT
     ):
         splits *= 2
     return splits

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings
-from saccade.kernels.launch import KeptLaunch
+from saccade.kernels.launch import CachedLaunch
 
-_STRETCH = 512  # elements of one program of the first pass
+_BLOCK = 512  # elements of one program of the first pass
 # Triton kernels cannot read an enum. Constexpr globals are part of a compiled kernel's cache key.
 (
     ROWS_START, PATCHES_START, PIXELS_AT, NUM_FRAMES, BAND_ROWS, BAND_START, OLD_WIDTH, OLD_HEIGHT, WIDTH, SCRATCH_AT,
@@ -31,7 +31,7 @@ class JobKernels:
     def __init__(self, table_XJ: Tensor, pixels: Tensor, scratch: Tensor) -> None:
         self._tables = table_XJ, table_XJ.view(torch.float32)
         self._pixels, self._scratch = pixels, scratch
-        self._rows, self._patches = KeptLaunch(job_rows_kernel), KeptLaunch(job_patches_kernel)
+        self._rows, self._patches = CachedLaunch(job_rows_kernel), CachedLaunch(job_patches_kernel)
 
     def __call__(self, out_PC: Tensor, shape: PatchSettings, counts: tuple[int, int, int]) -> None:
         """`counts` is what `image_jobs.write_table` returned."""
@@ -41,13 +41,13 @@ class JobKernels:
         is_cubic = shape.resample == "bicubic"
         self._rows(
             is_cubic,
-            (num_lines, -(-widest * 3 // _STRETCH)),
+            (num_lines, -(-widest * 3 // _BLOCK)),
             *self._tables,
             self._pixels,
             self._scratch,
             JOBS=MAX_JOBS,
             CUBIC=is_cubic,
-            BLOCK=_STRETCH,
+            BLOCK=_BLOCK,
         )
         stride = out_PC.stride(0)
         self._patches(

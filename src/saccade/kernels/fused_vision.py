@@ -13,7 +13,7 @@ from torch.nn import functional
 from saccade.kernels.overlap import await_inputs, overlapping
 from saccade.kernels.reference_vision import activate
 
-_STRETCH = 2048
+_BLOCK = 2048
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -74,7 +74,7 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
     assert embeds_TD.is_contiguous() and rows_LED.stride()[1:] == (width, 1), (embeds_TD.stride(), rows_LED.stride())
     others = torch.empty((num_levels - 1, num_rows, width), dtype=embeds_TD.dtype, device=embeds_TD.device)
     if num_rows:
-        grid = (num_rows, num_levels, triton.cdiv(width, _STRETCH))
+        grid = (num_rows, num_levels, triton.cdiv(width, _BLOCK))
         place_kernel[grid](
             embeds_TD,
             rows_LED,
@@ -83,7 +83,7 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
             num_rows,
             rows_LED.stride(0),
             D=width,
-            BLOCK=min(_STRETCH, triton.next_power_of_2(width)),
+            BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
             num_warps=4,
             **overlapping(embeds_TD),
         )
@@ -95,7 +95,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     assert rows_LUD.stride()[1:] == out_LED.stride()[1:] == (width, 1), (rows_LUD.stride(), out_LED.stride())
     if num_units == 0:
         return
-    grid = (num_units, num_levels, triton.cdiv(width, _STRETCH))
+    grid = (num_units, num_levels, triton.cdiv(width, _BLOCK))
     scatter_kernel[grid](
         rows_LUD,
         targets_U,
@@ -103,7 +103,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
         rows_LUD.stride(0),
         out_LED.stride(0),
         D=width,
-        BLOCK=_STRETCH,
+        BLOCK=_BLOCK,
         num_warps=4,
     )
 

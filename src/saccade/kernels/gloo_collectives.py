@@ -67,9 +67,9 @@ def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
         message[SIZE_BYTES : SIZE_BYTES + nbytes] = data
     messages = torch.empty(size, len(message), dtype=torch.uint8)
     found._allgather_base(messages.view(-1), message).wait()
-    told = messages[:, :SIZE_BYTES].view(torch.int64).view(-1).tolist()
-    if told != [nbytes] * size:
-        raise GraphError(f"ranks bring {', '.join(map(str, told))} bytes to one exchange: their passes differ")
+    sizes = messages[:, :SIZE_BYTES].view(torch.int64).view(-1).tolist()
+    if sizes != [nbytes] * size:
+        raise GraphError(f"ranks pass {', '.join(map(str, sizes))} bytes to one collective: their passes differ")
     if nbytes <= SMALL_BYTES:
         everyone.view(size, nbytes).copy_(messages[:, SIZE_BYTES : SIZE_BYTES + nbytes])
     else:

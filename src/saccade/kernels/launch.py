@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_KEPT = 16  # argument lists per kernel; static buffers need one or two
+MAX_CACHED = 16  # argument lists per kernel; static buffers need one or two
 
 
 class Current:
@@ -20,7 +20,7 @@ class Current:
         return torch.cuda.current_device() if torch.cuda.is_initialized() else -1
 
 
-class KeptLaunch:
+class CachedLaunch:
     """A Triton kernel that skips Python overhead. `kernel[grid](*args, **constants)` binds, inspects and hashes all
     arguments at every launch. Here that happens once per `key`; later launches run the compiled kernel directly.
 
@@ -35,14 +35,14 @@ class KeptLaunch:
     def __init__(self, kernel: Any, current: Any = None) -> None:
         self._kernel = kernel
         self._current: Any = current or Current()
-        self._kept: dict[Hashable, tuple[Any, list[Any]]] = {}
-        self._can_keep = self._current.stream is not None
+        self._cached: dict[Hashable, tuple[Any, list[Any]]] = {}
+        self._can_cache = self._current.stream is not None
 
     def __call__(self, key: Hashable, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
         device = self._current.device()
-        kept = self._kept.get((device, key))
-        if kept is None or not self._launch_directly(grid, device, *kept):
-            self._keep((device, key), self._kernel[grid](*args, **constants), args, constants)
+        cached = self._cached.get((device, key))
+        if cached is None or not self._launch_directly(grid, device, *cached):
+            self._remember((device, key), self._kernel[grid](*args, **constants), args, constants)
 
     def _launch_directly(self, grid: tuple[int, int], device: int, compiled: Any, bound: list[Any]) -> bool:
         """Makes the call that Triton makes once it has processed the arguments. The three None are its profiler's."""
@@ -50,17 +50,17 @@ class KeptLaunch:
             stream = self._current.stream(device)
             compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *bound)
         except (AttributeError, TypeError):
-            self._can_keep = False
-            self._kept.clear()
-        return self._can_keep
+            self._can_cache = False
+            self._cached.clear()
+        return self._can_cache
 
-    def _keep(self, key: Hashable, compiled: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def _remember(self, key: Hashable, compiled: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """A compiled kernel takes all parameters by position, constants included, and addresses as integers."""
         names = getattr(self._kernel, "arg_names", ())[len(args) :]
-        self._can_keep = self._can_keep and compiled is not None and bool(names) and constants.keys() >= set(names)
-        if not self._can_keep:
+        self._can_cache = self._can_cache and compiled is not None and bool(names) and constants.keys() >= set(names)
+        if not self._can_cache:
             return
-        if len(self._kept) >= MAX_KEPT:
-            self._kept.clear()
+        if len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
         addresses = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-        self._kept[key] = compiled, [*addresses, *(constants[name] for name in names)]
+        self._cached[key] = compiled, [*addresses, *(constants[name] for name in names)]

@@ -23,25 +23,25 @@ def import_packages() -> None:
 def import_anyway() -> None:
     """Like `import_packages`, but does not look for GPUs first, which would initialise them."""
     use_private_kernel_cache()
-    with suppress(Exception), unmarked_for_compilation():
+    with suppress(Exception), without_torch_compile():
         importlib.import_module("saccade.kernels.products").load_products()
     with suppress(Exception):
         importlib.import_module("saccade.kernels.adapters").load_flash_attention()
 
 
 @contextmanager
-def unmarked_for_compilation() -> Iterator[None]:
+def without_torch_compile() -> Iterator[None]:
     """Makes torch.compile and torch.compiler.disable no-ops. quack decorates functions that Saccade does not use with
     them, and that alone imports torch's compiler, which takes two seconds."""
     kept = torch.compile, torch.compiler.disable
-    torch.compile, torch.compiler.disable = (_without_effect(decorator) for decorator in kept)
+    torch.compile, torch.compiler.disable = (_no_op(decorator) for decorator in kept)
     try:
         yield
     finally:
         torch.compile, torch.compiler.disable = kept
 
 
-def _without_effect(decorator: Callable[..., Any]) -> Callable[..., Any]:
+def _no_op(decorator: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that does nothing, with or without options. quack inspects the signature, so it is the original's."""
 
     @wraps(decorator)

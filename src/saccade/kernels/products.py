@@ -23,15 +23,15 @@ Kind = Literal["plain", "bias", "gated", "gelu_tanh"]
 _NUM_PROCESSORS = 132
 _FLOPS_PER_US = 5.93e6  # per multiprocessor, when the whole GPU reaches 783 TFLOP/s
 _LAUNCH_US = 3.0
-_FEWEST_ROWS = 384  # below this, cuBLAS splits the inner dimension better
+_MIN_ROWS = 384  # below this, cuBLAS splits the inner dimension better
 _MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
 _WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
 _BYTES_PER_US = 4e6
-_LEAST_SHARE = 0.84  # of peak: a tile must reach this by estimate to be preferred to cuBLAS
-_LEAST_SHARE_ACTIVATED = 0.7  # lower, because cuBLAS needs a second kernel
+_MIN_SHARE = 0.84  # of peak: a tile must reach this by estimate to be preferred to cuBLAS
+_MIN_SHARE_ACTIVATED = 0.7  # lower, because cuBLAS needs a second kernel
 _FEW_ROWS = 512  # below this cuBLAS is further from peak, and narrow tiles fill the GPU in one wave
-_LEAST_SHARE_FEW = 0.75
-_LEAST_FILLED = 0.92  # of a narrow tile's columns; below this, whole clusters compute padding
+_MIN_SHARE_FEW = 0.75
+_MIN_FILLED = 0.92  # of a narrow tile's columns; below this, whole clusters compute padding
 _ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
 
 
@@ -84,29 +84,29 @@ _MANY = 8192  # rows; the choice hardly changes above this
 @lru_cache(maxsize=65536)
 def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
     """The tile for a product of (m, k) and (k, n); None for cuBLAS (and a separate kernel for an activation)."""
-    if m < _FEWEST_ROWS or n % 8 or k % 8:
+    if m < _MIN_ROWS or n % 8 or k % 8:
         return None
     if kind == "gated":
         return _choose_gated(m, n, k)
     if k > n and m >= _MANY_ROWS[kind]:
         return None  # cuBLAS was at least as fast in all measurements with such a large k
     tile = _fastest(kind, m, n, k)
-    return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
+    return tile if _share(tile, m, n, k) >= _min_share(kind, m) else None
 
 
 @lru_cache
 def _tiles_of(kind: Kind, n: int, k: int) -> frozenset[Tile]:
     """The tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile is most
     efficient at the upper one. Some limits are at multiples, so the row before each is tried too."""
-    steps = [*range(_FEWEST_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
+    steps = [*range(_MIN_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
     rows = (row for step in steps for row in (step, step - 1))
     return frozenset(tile for row in rows if (tile := choose.__wrapped__(kind, row, n, k)) is not None)
 
 
-def _least_share(kind: Kind, m: int) -> float:
+def _min_share(kind: Kind, m: int) -> float:
     if kind == "gelu_tanh":
-        return _LEAST_SHARE_ACTIVATED
-    return _LEAST_SHARE_FEW if kind == "plain" and m < _FEW_ROWS else _LEAST_SHARE
+        return _MIN_SHARE_ACTIVATED
+    return _MIN_SHARE_FEW if kind == "plain" and m < _FEW_ROWS else _MIN_SHARE
 
 
 def _choose_gated(m: int, n: int, k: int) -> Tile | None:
@@ -114,13 +114,13 @@ def _choose_gated(m: int, n: int, k: int) -> Tile | None:
         return _SMALL
     fused_tile, plain = _fastest("gated", m, n, k), _fastest("plain", m, n, k)
     apart_us = plain.microseconds(m, n, k) + _LAUNCH_US + 3 * m * n / _BYTES_PER_US
-    is_fast = _share(fused_tile, m, n, k) >= _LEAST_SHARE_ACTIVATED and fused_tile.microseconds(m, n, k) < apart_us
+    is_fast = _share(fused_tile, m, n, k) >= _MIN_SHARE_ACTIVATED and fused_tile.microseconds(m, n, k) < apart_us
     return fused_tile if is_fast else None
 
 
 def _fastest(kind: Kind, m: int, n: int, k: int) -> Tile:
     narrow = _NARROW if kind == "plain" and m < _FEW_ROWS else ()
-    filled = (tile for tile in narrow if m / _up(m, tile.columns) >= _LEAST_FILLED)
+    filled = (tile for tile in narrow if m / _up(m, tile.columns) >= _MIN_FILLED)
     return min((*_TILES[kind], *filled), key=lambda tile: tile.microseconds(m, n, k))
 
 
@@ -131,7 +131,7 @@ class HopperProducts:
     plain: Callable[..., Any]
     activated: Callable[..., Any]
     configs: Mapping[Tile, Any]
-    met: set[tuple[Kind, int, int]] = field(default_factory=set)  # kind, n and k of the products so far
+    shapes_seen: set[tuple[Kind, int, int]] = field(default_factory=set)  # kind, n and k of the products so far
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         tile = self._tile("plain" if bias is None else "bias", x, weight)
@@ -167,7 +167,7 @@ class HopperProducts:
 
     def tiles(self) -> list[tuple[Kind, Tile]]:
         """The tiles that the products so far may need at any number of rows; all tiles if there was no product yet."""
-        shapes = self.met | {("plain", n, k) for kind, n, k in self.met if kind == "gated"}
+        shapes = self.shapes_seen | {("plain", n, k) for kind, n, k in self.shapes_seen if kind == "gated"}
         found = {(kind, tile) for kind, n, k in shapes for tile in _tiles_of(kind, n, k)}
         return [each for each in EVERY_TILE if each in found or not shapes]
 
@@ -186,7 +186,7 @@ class HopperProducts:
     def _tile(self, kind: Kind, x: Tensor, weight: Tensor) -> Tile | None:
         if x.dim() != 2 or not x.is_contiguous() or not weight.is_contiguous():
             return None
-        self.met.add((kind, *weight.shape))
+        self.shapes_seen.add((kind, *weight.shape))
         return choose(kind, x.shape[0], *weight.shape)
 
     def _activate(

@@ -47,12 +47,12 @@ def resize_patchify(
 
 def _check_request(frames_FHWC: Tensor, size_hw: tuple[int, int], multiple: int, resample: str) -> None:
     if resample not in RESAMPLING:
-        raise ConfigError(f"resampling {resample!r} is not known; allowed: {', '.join(RESAMPLING)}")
+        raise ConfigError(f"unknown resampling {resample!r}; allowed: {', '.join(RESAMPLING)}")
     if frames_FHWC.dtype != torch.uint8 or frames_FHWC.dim() != 4 or frames_FHWC.shape[-1] != 3:
         raise ConfigError(
-            f"pixels are {frames_FHWC.dtype} of shape {tuple(frames_FHWC.shape)}; want RGB bytes, (F, H, W, 3)"
+            f"pixels are {frames_FHWC.dtype} of shape {tuple(frames_FHWC.shape)}; expected RGB bytes, (F, H, W, 3)"
         )
     if min(frames_FHWC.shape) == 0 or min(size_hw) < multiple or size_hw[0] % multiple or size_hw[1] % multiple:
         raise ConfigError(
-            f"cannot resize {tuple(frames_FHWC.shape)} to {size_hw}; want no empty side and multiples of {multiple}"
+            f"cannot resize {tuple(frames_FHWC.shape)} to {size_hw}; sides must be positive multiples of {multiple}"
         )

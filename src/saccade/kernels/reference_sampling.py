@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 IN_PROMPT = -(2**31)  # sign bit of an entry of `seen`; the other 31 bits count the token's outputs
-LEAST_TEMPERATURE = 1e-5  # a row below this is greedy, because logits / temperature could overflow
-_LOW = 0xFFFFFFFF
+MIN_TEMPERATURE = 1e-5  # a row below this is greedy, because logits / temperature could overflow
+_LOW_32 = 0xFFFFFFFF
 
 
 def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ def sample(
     token), not on the row, the batch size or the other tokens.
     """
     x_NV = _cleaned(logits_NV)
-    is_drawn_N = temperature_N >= LEAST_TEMPERATURE
+    is_drawn_N = temperature_N >= MIN_TEMPERATURE
     inverse_N1 = (1.0 / torch.where(is_drawn_N, temperature_N, 1.0))[:, None]
     floor_N = _floor(x_NV, temperature_N, inverse_N1, top_k_N, top_p_N, min_p_N)
     floor_N = torch.where(is_drawn_N, floor_N, float("-inf"))
@@ -136,8 +136,13 @@ def gumbel(seeds_N: Tensor, counters_N: Tensor, num_tokens: int) -> Tensor:
     quads = torch.arange((num_tokens + 3) // 4, device=seeds_N.device)
     counters, seeds = counters_N[:, None], seeds_N[:, None]
     words = philox(
-        (quads[None, :].expand(len(seeds_N), -1), counters & _LOW, (counters >> 32) & _LOW, torch.zeros_like(counters)),
-        (seeds & _LOW, (seeds >> 32) & _LOW),
+        (
+            quads[None, :].expand(len(seeds_N), -1),
+            counters & _LOW_32,
+            (counters >> 32) & _LOW_32,
+            torch.zeros_like(counters),
+        ),
+        (seeds & _LOW_32, (seeds >> 32) & _LOW_32),
     )
     bits = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(1)[:, :num_tokens]
     v = (bits.float() * 2.0**-32 + 2.0**-33).clamp(max=1.0 - 2.0**-24)
@@ -152,8 +157,8 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
     for _ in range(10):
         # int64 products wrap around, but their upper 32 bits are still right.
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((b >> 32) & _LOW) ^ c1 ^ k0, b & _LOW, ((a >> 32) & _LOW) ^ c3 ^ k1, a & _LOW
-        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+        c0, c1, c2, c3 = ((b >> 32) & _LOW_32) ^ c1 ^ k0, b & _LOW_32, ((a >> 32) & _LOW_32) ^ c3 ^ k1, a & _LOW_32
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW_32, (k1 + 0xBB67AE85) & _LOW_32
     return c0, c1, c2, c3
 
 
@@ -162,17 +167,17 @@ def _floor(
 ) -> Tensor:
     """Each filter keeps a prefix of the tokens in descending order, so all of them together are one threshold."""
     vocabulary = x_NV.shape[1]
-    falling_NV = torch.sort(x_NV, dim=1, descending=True).values
-    peak_N1 = falling_NV[:, :1]
+    sorted_NV = torch.sort(x_NV, dim=1, descending=True).values
+    peak_N1 = sorted_NV[:, :1]
     floor_N1 = peak_N1 + (temperature_N * torch.log(min_p_N))[:, None]
     floor_N1 = torch.where(min_p_N[:, None] > 0, torch.minimum(floor_N1, peak_N1), float("-inf"))
-    kth_N1 = falling_NV.gather(1, (top_k_N.long()[:, None] - 1).clamp(0, vocabulary - 1))
+    kth_N1 = sorted_NV.gather(1, (top_k_N.long()[:, None] - 1).clamp(0, vocabulary - 1))
     has_k_N1 = ((top_k_N > 0) & (top_k_N < vocabulary))[:, None]
     floor_N1 = torch.where(has_k_N1, torch.maximum(floor_N1, kth_N1), floor_N1)
-    weights = torch.where(falling_NV >= floor_N1, torch.exp((falling_NV - peak_N1) * inverse_N1), 0.0)
+    weights = torch.where(sorted_NV >= floor_N1, torch.exp((sorted_NV - peak_N1) * inverse_N1), 0.0)
     mass_NV = weights.double().cumsum(dim=1)
     num_before_N1 = (mass_NV < top_p_N[:, None] * mass_NV[:, -1:]).sum(dim=1, keepdim=True)
-    least_N1 = falling_NV.gather(1, num_before_N1.clamp(max=vocabulary - 1))
+    least_N1 = sorted_NV.gather(1, num_before_N1.clamp(max=vocabulary - 1))
     floor_N1 = torch.where(top_p_N[:, None] < 1, torch.maximum(floor_N1, least_N1), floor_N1)
     return floor_N1[:, 0]
 

@@ -14,12 +14,12 @@ from saccade.kernels.weight import Pending, Scaled, Weight, matrix_of, scale_inp
 
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x weight' + bias, written to `out` if given."""
-    return _hand_over(functional.linear(unscaled(x), matrix_of(weight), _float(bias)).to(weight.dtype), out)
+    return _copy_to(functional.linear(unscaled(x), matrix_of(weight), _float(bias)).to(weight.dtype), out)
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """`scaled_linear` of a single row, which is not rounded to e4m3."""
-    return _hand_over(functional.linear(x.float(), matrix_of(weight), _float(bias)).to(weight.dtype), out)
+    return _copy_to(functional.linear(x.float(), matrix_of(weight), _float(bias)).to(weight.dtype), out)
 
 
 def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
@@ -86,5 +86,5 @@ def _float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.float()
 
 
-def _hand_over(y: Tensor, out: Tensor | None) -> Tensor:
+def _copy_to(y: Tensor, out: Tensor | None) -> Tensor:
     return y if out is None else out.copy_(y)

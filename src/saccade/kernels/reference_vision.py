@@ -48,7 +48,7 @@ def activate(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return functional.silu(x)
     if kind not in ACTIVATIONS:
-        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {kind!r}; allowed: {', '.join(ACTIVATIONS)}")
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 

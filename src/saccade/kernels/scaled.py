@@ -18,7 +18,7 @@ from saccade.kernels.vectors import is_vector_norm, pending_vector_linear, scale
 from saccade.kernels.weight import BLOCK, E4M3, Layout, Pending, Scaled, Weight
 
 _ALIGNED_ROWS = 4  # cuBLAS refuses block-scaled products with other numbers of rows
-_FEWEST_WITH_BIAS = 64  # rows from which on cuBLAS can add the bias itself
+_MIN_ROWS_WITH_BIAS = 64  # rows from which on cuBLAS can add the bias itself
 _FEW_ROWS = 64  # up to this, cuBLAS makes too few tiles to saturate memory bandwidth
 _FEW_COLUMNS = 8192
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
@@ -30,11 +30,11 @@ def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
 
 
 def scaled_gated_activation(gate_up: Tensor, kind: str, feeds: Weight) -> Scaled:
-    return _scaled_rows(gate_up, gate_up.shape[-1] // 2, f"gated_{_known(kind)}", feeds)
+    return _scaled_rows(gate_up, gate_up.shape[-1] // 2, f"gated_{_checked(kind)}", feeds)
 
 
 def scaled_activation(x: Tensor, kind: str, feeds: Weight) -> Scaled:
-    return _scaled_rows(x, x.shape[-1], _known(kind), feeds)
+    return _scaled_rows(x, x.shape[-1], _checked(kind), feeds)
 
 
 def scaled_rms_norm(
@@ -56,7 +56,7 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
         y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
         if not is_torch:
             return _narrow(x, weight, bias, y)
-        fused = bias if num_rows >= _FEWEST_WITH_BIAS else None
+        fused = bias if num_rows >= _MIN_ROWS_WITH_BIAS else None
         torch._scaled_mm(
             x.data,
             weight.data.t(),
@@ -156,7 +156,7 @@ def _scaled_norm(
     centres: bool,
 ) -> tuple[Scaled, Tensor]:
     num_rows, width = x.shape
-    assert x.stride(1) == 1 and (residual is None or residual.stride(1) == 1), "rows of a norm are contiguous"
+    assert x.stride(1) == 1 and (residual is None or residual.stride(1) == 1), "norms need contiguous rows"
     found = _new_scaled(num_rows, width, feeds)
     total = x if residual is None else torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     block, tail = _parts(width)
@@ -282,7 +282,7 @@ def _parts(width: int) -> tuple[int, int]:
     return (whole, 0) if tail == whole // 2 else (whole // 2, tail)
 
 
-def _known(kind: str) -> str:
+def _checked(kind: str) -> str:
     if kind not in ACTIVATIONS:
-        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {kind!r}; allowed: {', '.join(ACTIVATIONS)}")
     return kind

@@ -66,8 +66,8 @@ class SymmetricCollectives(Collectives):
         torch.cuda.synchronize(self._device)
         self._control.barrier()
         self._timings = {size: self._measure(size) for size in measured_sizes(room)}
-        told = self._control.first_rank_says([[size, times] for size, times in self._timings.items()])
-        self._timings = {int(size): times for size, times in told}
+        timings = self._control.broadcast([[size, times] for size, times in self._timings.items()])
+        self._timings = {int(size): times for size, times in timings}
         self.choices = fastest(self._timings)
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:

@@ -13,7 +13,7 @@ vocabulary but not on the batch, so a row's token does not depend on other rows.
 import triton
 import triton.language as tl
 
-KEY_OF_NOTHING = tl.constexpr(-(2**31))  # below the key of -inf
+NO_KEY = tl.constexpr(-(2**31))  # below the key of -inf
 _KEY_OF_MINUS_INF = tl.constexpr(-0x7F800001)
 _NUM_PIVOTS = tl.constexpr(8)
 _UNROLL = tl.constexpr(4)  # groups of tiles whose loads are in flight together
@@ -79,7 +79,7 @@ def key_of_top_p(
         sums = _above(logits_ptr, hits_ptr, num_hits, vocabulary, pivots, peak, inverse, True, TILE, GROUP)
         whole = tl.max(sums, axis=0)
     target = tl.maximum(top_p * whole, 1e-30)
-    low = _least_of_mass(keys, weights, masses, target, low, high, peak, inverse, TILE)
+    low = _bound_by_mass(keys, weights, masses, target, low, high, peak, inverse, TILE)
     num_hits = list_hits(hits_ptr, keys, low, TILES)
     return _narrow(logits_ptr, hits_ptr, num_hits, vocabulary, target, low, high, peak, inverse, True, TILE, GROUP)
 
@@ -117,7 +117,7 @@ def _kth_peak(keys, k, low, high):
 
 
 @triton.jit
-def _least_of_mass(keys, weights, masses, target, low, high, peak, inverse, TILE: tl.constexpr):
+def _bound_by_mass(keys, weights, masses, target, low, high, peak, inverse, TILE: tl.constexpr):
     """The largest key that provably has enough mass at or above it, or low. If a tile's peak reaches a value, the
     tile's mass at or above it is at least the peak's weight, and at least the tile's mass minus the weight of TILE - 1
     logits just below the value. The margin covers rounding."""

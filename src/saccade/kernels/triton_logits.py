@@ -9,7 +9,7 @@ do not specialise on request parameters, because one request could then stall a 
 import triton
 import triton.language as tl
 
-from saccade.kernels.triton_floor import KEY_OF_NOTHING, cleaned, key_of, value_of
+from saccade.kernels.triton_floor import NO_KEY, cleaned, key_of, value_of
 from saccade.kernels.triton_sampling import NO_TOKEN, best_of
 
 _IN_PROMPT = tl.constexpr(-(2**31))
@@ -138,12 +138,12 @@ def rank_kernel(
     tl.store(peaks_ptr + place, peak)
     tl.store(masses_ptr + place, tl.sum(tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak)), axis=0))
     tl.store(num_above_ptr + place, tl.sum((x > chosen).to(tl.int32), axis=0))
-    keys = tl.where(inside, key_of(x), KEY_OF_NOTHING)
+    keys = tl.where(inside, key_of(x), NO_KEY)
     for i in range(K):
         key, token = best_of(keys, columns)
         tl.store(top_keys_ptr + place * K + i, key)
         tl.store(top_ids_ptr + place * K + i, token)
-        keys = tl.where(columns == token, KEY_OF_NOTHING, keys)
+        keys = tl.where(columns == token, NO_KEY, keys)
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     LISTED: tl.constexpr,
 ):
-    """Program (row): combines its chunks. A chunk may list fewer than K tokens; the rest have KEY_OF_NOTHING."""
+    """Program (row): combines its chunks. A chunk may list fewer than K tokens; the rest have NO_KEY."""
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
     inside = chunks < num_chunks
@@ -182,13 +182,13 @@ def logprob_kernel(
     if K > 0:
         listed = tl.arange(0, LISTED)
         is_listed = listed < num_chunks * K
-        keys = tl.load(top_keys_ptr + row * num_chunks * K + listed, mask=is_listed, other=KEY_OF_NOTHING)
+        keys = tl.load(top_keys_ptr + row * num_chunks * K + listed, mask=is_listed, other=NO_KEY)
         tokens = tl.load(top_ids_ptr + row * num_chunks * K + listed, mask=is_listed, other=NO_TOKEN)
         for i in range(K):
             key, token = best_of(keys, tokens)
             tl.store(out_ids_ptr + row * K + i, token.to(tl.int64))
             tl.store(out_logprobs_ptr + row * K + i, value_of(key) - peak - log_mass)
-            keys = tl.where(tokens == token, KEY_OF_NOTHING, keys)
+            keys = tl.where(tokens == token, NO_KEY, keys)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from saccade.kernels import reference_sampling
 from saccade.kernels.triton_floor import (
-    KEY_OF_NOTHING,
+    NO_KEY,
     cleaned,
     key_of,
     key_of_min_p,
@@ -25,7 +25,7 @@ from saccade.kernels.triton_floor import (
 )
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
-LEAST_TEMPERATURE = tl.constexpr(reference_sampling.LEAST_TEMPERATURE)
+MIN_TEMPERATURE = tl.constexpr(reference_sampling.MIN_TEMPERATURE)
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def scan_kernel(
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
     logits_ptr += row * row_stride
-    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+    if (temperature >= MIN_TEMPERATURE) & (has_k | has_p | has_min):
         peaks_ptr += row * num_tiles
         masses_ptr += row * num_tiles
         _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
@@ -129,13 +129,13 @@ def choose_kernel(
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
     score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
     floor = tl.full([], float("-inf"), tl.float32)
-    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+    if (temperature >= MIN_TEMPERATURE) & (has_k | has_p | has_min):
         logits_ptr += row * row_stride
         hits_ptr += row * num_tiles
         inverse = tl.div_rn(1.0, temperature)
         tiles = tl.arange(0, TILES)
         peaks = tl.load(peaks_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
-        keys = tl.where(tiles < num_tiles, key_of(peaks), KEY_OF_NOTHING)
+        keys = tl.where(tiles < num_tiles, key_of(peaks), NO_KEY)
         score = tl.max(peaks, axis=0)
         low = key_of_min_p(tl.load(min_p_ptr + row), score, temperature)
         if has_k:
@@ -182,7 +182,7 @@ def _scan_tiles(
 def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUNK: tl.constexpr):
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     scores = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
-    if temperature >= LEAST_TEMPERATURE:
+    if temperature >= MIN_TEMPERATURE:
         noise = _gumbel(seed, counter, chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4))
         scores = scores * tl.div_rn(1.0, temperature) + noise
     return best_of(scores, columns)

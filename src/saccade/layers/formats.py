@@ -39,9 +39,9 @@ class Slot:
     def fault(self, tensor: Tensor) -> str | None:
         """Why this slot cannot take the tensor, or None if it can."""
         if tuple(tensor.shape) != self.shape:
-            return f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+            return f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
         if (tensor.dtype.itemsize == 1 or self.view.dtype.itemsize == 1) and tensor.dtype != self.view.dtype:
-            return f"is {_word(tensor)}, {_word(self.view)} is needed: its quantization is not what config.json says"
+            return f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says"
         return None
 
     @property
@@ -60,8 +60,8 @@ class RoundingSlot(Slot):
 
     def fault(self, tensor: Tensor) -> str | None:
         if tensor.dtype.itemsize == 1:
-            return f"is {_word(tensor)}; weights that are quantised already need a quantization_config in config.json"
-        return None if tuple(tensor.shape) == self.shape else f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+            return f"is {_word(tensor)}; weights that are already quantised need a quantization_config in config.json"
+        return None if tuple(tensor.shape) == self.shape else f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +80,7 @@ class NumberSlot(Slot):
         self.view.copy_(self.view.maximum(number) if self.keeps_largest else number)
 
     def fault(self, tensor: Tensor) -> str | None:
-        return None if tensor.numel() == 1 else f"is {_size(tensor.shape)}, a single number is needed"
+        return None if tensor.numel() == 1 else f"is {_size(tensor.shape)}; a single number is needed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,8 +82,8 @@ class ColumnLinear(Layer):
             if part.name and place.formats.of(f"{place.path}.{part.name}") != self.format:
                 names = ", ".join(part.name for part in self.parts)
                 raise ConfigError(
-                    f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, and are one "
-                    f"product here; use a checkpoint that quantises all of {names} or none"
+                    f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, but are computed "
+                    f"as one product; use a checkpoint that quantises all of {names} or none"
                 )
             if self.format.layout is Layout.BLOCKS and self.format.scale_name:
                 require_whole_blocks(part.start, part.count, f"{place.path}.{part.name}", place.group.size)

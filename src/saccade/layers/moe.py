@@ -28,7 +28,7 @@ class MoE(Layer):
         self.experts = Experts(place.inside("experts"), width, spec)
 
     def __call__(self, x_TD: Inputs) -> Tensor:
-        assert isinstance(x_TD, Tensor), "nothing scales the inputs of a router"
+        assert isinstance(x_TD, Tensor), "a router needs unscaled inputs"
         weights_TN = torch.softmax(self.router(x_TD), dim=-1, dtype=torch.float32)
         weights_TA, experts_TA = weights_TN.topk(self.spec.top_k, dim=-1)
         if self.spec.renormalise:
@@ -83,6 +83,6 @@ class Experts(Layer):
             for part, form in (("gate", self.format), ("up", self.format), ("down", self.down_format)):
                 if place.formats.of(f"{place.path}.{i}.{part}") != form:
                     raise ConfigError(
-                        f"{place.path}: expert {i} is quantised unlike expert 0, and all are one product here; use a "
-                        f"checkpoint that quantises all experts of a layer or none"
+                        f"{place.path}: expert {i} is not quantised like expert 0, but all experts are computed as one "
+                        f"product; use a checkpoint that quantises all experts of a layer or none"
                     )

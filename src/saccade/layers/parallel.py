@@ -31,7 +31,7 @@ class ParallelGroup:
             return
         if self.agree(nbytes) != -self.agree(-nbytes):
             raise ConfigError(
-                f"rank {self.rank} reserves {nbytes} bytes and another rank does not; all must do the same"
+                f"rank {self.rank} reserves {nbytes} bytes and another rank a different number; all must agree"
             )
         self.collectives.reserve(nbytes)
 

@@ -80,7 +80,7 @@ def test_paged_window(options: dict[str, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5, 50])
-def test_paged_limits_open_an_image_to_its_own_rows(window: int | None) -> None:
+def test_paged_limits_let_image_rows_see_the_whole_image(window: int | None) -> None:
     case = paged_case([30, 12, 2], [30, 40, 0], num_heads=4, num_groups=2, head_width=32, seed=6)
     limits = span_limits(case, {0: [(3, 11), (15, 28)], 1: [(30, 39)]})
     limits[-2:] = 2**30
