@@ -87,7 +87,7 @@ class Variant:
             return self.tiles.get(name) or own(num_columns, inner, layout, is_gated=is_gated)
 
         with (
-            mock.patch.object(fused_attention, "_MOST_SPLITS", self.splits),
+            mock.patch.object(fused_attention, "_MAX_SPLITS", self.splits),
             mock.patch.object(vectors, "tile_for", tile_for),
             mock.patch.object(Kernels, "rms_inputs", rms_inputs(pends=self.pends)),
         ):

@@ -72,7 +72,7 @@ def test_a_token_depends_on_its_own_row_only(sampling: SamplingKernels) -> None:
 
 
 @pytest.mark.parametrize("setting", [(1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (1.0, 30, 0.8, 0.01)])
-def test_draws_from_the_distribution_it_promises(
+def test_draws_follow_the_expected_distribution(
     sampling: SamplingKernels, setting: tuple[float, int, float, float]
 ) -> None:
     logits = torch.randn(211, generator=torch.Generator().manual_seed(4)) * 1.5

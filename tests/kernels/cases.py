@@ -1,4 +1,4 @@
-"""Random inputs for kernel tests, with poison wherever a kernel must not look."""
+"""Random inputs for kernel tests, with NaN wherever a kernel must not read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def qkv_slices(
 
 
 def rotary_tables(num_rows: int, width: int, *, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """cos and sin with a different angle in every column, so that swapped halves show."""
+    """cos and sin with a different angle in every column, so that a test notices swapped halves."""
     angles = randn(num_rows, width, seed=seed, device=device) * 3
     return angles.cos(), angles.sin()
 
@@ -51,7 +51,7 @@ def turned(
     weights: tuple[Tensor | None, Tensor | None] = (None, None),
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys after norm and rotary, by way of a cache whose blocks have one slot."""
+    """Queries and keys after norm and rotary, through a cache whose blocks have one slot."""
     keys, values = (torch.zeros_like(k).unsqueeze(1) for _ in "kv")
     slots = torch.arange(len(k), dtype=torch.int32, device=k.device)
     q = kernels.qk_norm_rotary_store(q, k, k, *weights, 1e-6, cos, sin, slots, keys, values, offset=offset)
@@ -102,7 +102,7 @@ def paged_case(
     device: str = "cpu",
     poison: float = POISON,
 ) -> Paged:
-    """Requests (num_queries[r] rows over num_keys[r] keys); one with 0 keys is a dummy whose queries are poison."""
+    """Request r has num_queries[r] rows over num_keys[r] keys. With 0 keys it is a dummy with poisoned queries."""
     blocks_each = [-(-n // block_size) for n in num_keys]
     num_blocks, table_width = sum(blocks_each) + 3, max([*blocks_each, 1]) + 1
     generator = torch.Generator().manual_seed(seed + 1)
@@ -151,7 +151,7 @@ def span_limits(case: Paged, spans: dict[int, list[tuple[int, int]]]) -> Tensor:
 
 
 def photo(height: int, width: int, *, seed: int) -> Tensor:
-    """Bytes (height, width, 3) with smooth areas, noise, and hard black and white edges that make filters overshoot."""
+    """Bytes (height, width, 3): smooth areas, noise, and hard black and white edges that make filters overshoot."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, 3, 4, 5, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")[0].permute(1, 2, 0)
@@ -162,7 +162,7 @@ def photo(height: int, width: int, *, seed: int) -> Tensor:
 
 
 def patches_to_frames(rows: Tensor, size_hw: tuple[int, int], patch: int, temporal_patch: int, merge: int) -> Tensor:
-    """Patch rows back to frames (F, H, W, 3), one patch at a time."""
+    """Turns patch rows back into frames (F, H, W, 3), one patch at a time."""
     height, width = size_hw[0] // patch, size_hw[1] // patch
     num_steps = rows.shape[0] // (height * width)
     frames = torch.empty(num_steps * temporal_patch, *size_hw, 3, dtype=rows.dtype)

@@ -1,4 +1,4 @@
-"""Random rows and parameters for sampling tests; padded rows are poison."""
+"""Random rows and parameters for sampling tests. Padded rows are poisoned."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def rows_of(settings: list[tuple[float, int, float, float]], vocabulary: int, *,
 
 
 def repeated(logits: Tensor, setting: tuple[float, int, float, float], num_draws: int, *, seed: int) -> Rows:
-    """The same logits drawn from num_draws times: counters 0, 1, 2 ... of one seed."""
+    """The same logits num_draws times, with counters 0, 1, 2 ... of one seed."""
     one = rows_of([setting], 1, seed=0)
     return Rows(
         logits=logits.expand(num_draws, -1),
@@ -82,7 +82,7 @@ def repeated(logits: Tensor, setting: tuple[float, int, float, float], num_draws
 
 
 def poisoned(rows: Rows, where: list[int]) -> Rows:
-    """Rows whose logits and parameters are all NaN, or for integers absurd."""
+    """Sets the logits and parameters of some rows to NaN, or to absurd integers."""
     copies = [x.clone() for x in rows.inputs]
     for x in copies:
         x[where] = NAN if x.is_floating_point() else -(2**31)
@@ -98,7 +98,7 @@ def integers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
 
 
 def pack_bits(is_allowed_NV: Tensor) -> Tensor:
-    """Bits of each row as int32 words; those past the vocabulary are random, and nobody may care."""
+    """The bits of each row as int32 words."""
     num_rows, vocabulary = is_allowed_NV.shape
     words = torch.zeros(num_rows, -(-vocabulary // 32), dtype=torch.int64)
     for token in range(vocabulary):

@@ -1,4 +1,4 @@
-"""Passes over meta tensors compile what they would launch, and several processes share that."""
+"""Passes over meta tensors compile the kernels they would launch, and several processes share the work."""
 
 import importlib
 import os
@@ -32,13 +32,13 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreting")
 
 DATA = Path(__file__).parents[1] / "data"
-CPU = torch.device("cpu")  # in the place of a GPU, on which packages compile
+CPU = torch.device("cpu")  # stands in for the GPU on which packages compile
 COUNT = 2
 LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=512, encoder_budget_tokens=512, max_model_len=512)
 
 
 class FakePackages:
-    """Stand-ins for what compiles: Triton's compiler, quack's products, flash-attn-4's cache and function."""
+    """Stand-ins for whatever compiles: Triton's compiler, quack's products, flash-attn-4's cache and function."""
 
     def __init__(self) -> None:
         self.triton: list[str] = []
@@ -48,23 +48,25 @@ class FakePackages:
         self._flash_cache = self.cache()
 
     def forget(self) -> None:
-        """Nothing is compiled yet, as in another process."""
+        """Drops everything compiled so far, as in a new process."""
         self._flash_cache = self.cache()
         for kernel in _jit_functions():
             kernel.device_caches.clear()
 
-    def compile(self, src: Any, **how: Any) -> Any:
+    def compile(self, src: Any, **options: Any) -> Any:
         self.triton.append(f"{src.fn.fn.__name__} {src.signature} {src.constants} {src.attrs}")
         return SimpleNamespace(run=None)
 
-    def product(self, x: torch.Tensor, *args: Any, config: Tile, activation: str = "", bias: Any, **how: Any) -> None:
+    def product(
+        self, x: torch.Tensor, *args: Any, config: Tile, activation: str = "", bias: Any, **options: Any
+    ) -> None:
         assert x.device == CPU, "only small products are computed, to compile them"
         self.tiles.append((activation, bias is None, config))
 
-    def attend(self, q: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         assert q.device == CPU
-        assert all(t.sum() == 0 for t in how.values() if isinstance(t, torch.Tensor)), "no boundaries at random"
-        key = (q.shape[1:], how.get("window_size"), how["max_seqlen_q"] == 1)
+        assert all(t.sum() == 0 for t in options.values() if isinstance(t, torch.Tensor)), "no boundaries at random"
+        key = (q.shape[1:], options.get("window_size"), options["max_seqlen_q"] == 1)
         if key not in self._flash_cache:
             self._flash_cache[key] = "compiled"
         self._flash_cache[key](q)
@@ -76,7 +78,7 @@ class FakePackages:
 
 def _new_cache_class(compiled: list[object]) -> Any:
     class Cache:
-        """As flash-attn-4's: in memory, and (not here) on disk."""
+        """Like flash-attn-4's cache, but without its disk part."""
 
         cache_path = Path("fwd")
 
@@ -140,7 +142,7 @@ def compile_share(folder: Path, index: int, count: int) -> int:
     return num_passes
 
 
-def test_shares_divide_what_is_met() -> None:
+def test_each_kernel_belongs_to_one_share() -> None:
     shares = [Share(i, COUNT) for i in range(COUNT)]
     owners = [[i for i, share in enumerate(shares) if share.has(key)] for key in "abcabcdefga"]
     assert all(len(found) == 1 for found in owners)
@@ -148,7 +150,7 @@ def test_shares_divide_what_is_met() -> None:
     assert Counter(found[0] for found in owners[:3] + owners[6:10]) == {0: 4, 1: 3}
 
 
-def test_a_model_is_compiled_by_several_without_launching_anything(packages: FakePackages, folder: Path) -> None:
+def test_several_processes_compile_a_model_without_launching_anything(packages: FakePackages, folder: Path) -> None:
     packages.forget()
     compile_share(folder, 0, 1)
     alone = [Counter(map(str, each)) for each in (packages.triton, packages.tiles, packages.attention)]
@@ -177,15 +179,15 @@ MODULES = (
 )  # fmt: skip
 
 
-def test_meta_tensors_stand_for_real_ones(packages: FakePackages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine looks for kernels by the types, strides and alignments of its own tensors."""
+def test_meta_tensors_stand_in_for_real_ones(packages: FakePackages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine looks kernels up by the types, strides and alignments of its tensors."""
     folder, settings = bundled.path(), EngineSettings(load_format="dummy", dtype="bfloat16")
     limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=64, encoder_budget_tokens=64, max_model_len=64)
-    for_meta, for_real = Share(1, 10**9), Share(1, 10**9)  # kernels are numbered, and not compiled
+    for_meta, for_real = Share(1, 10**9), Share(1, 10**9)  # only numbers the kernels
     only = CompileOnly(CPU, torch.bfloat16, for_meta, for_meta)
     run_all(draw(folder, settings, limits, tables=(only.kernels, sampling())).executor, only)
     packages.forget()
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # no kernel writes the tokens that the next pass reads
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # no kernel writes the tokens that a pass reads
     only = CompileOnly(CPU, torch.bfloat16, for_real, for_real)
     model = load_model(folder, dtype=torch.bfloat16, load_format="dummy", kernels=only.kernels)
     found = resolve(folder, settings, limits, model, is_cuda=True)
@@ -201,7 +203,7 @@ def run_all(executor: DeviceExecutor, only: CompileOnly) -> None:
                 runner.phase.body(Frame(runner.phase.arena, bucket, is_warmup=True))
 
 
-def test_launches_are_launches_again_afterwards(packages: FakePackages) -> None:
+def test_kernels_launch_again_afterwards(packages: FakePackages) -> None:
     function = importlib.import_module("triton.runtime.jit").JITFunction
     before = function.run, triton.knobs.runtime.jit_cache_hook, packages.cache.__contains__
     with CompileOnly(CPU, torch.bfloat16, Share(0, 1), Share(0, 1)).compiling():
@@ -214,13 +216,13 @@ def test_launches_are_launches_again_afterwards(packages: FakePackages) -> None:
 )
 def test_every_tile_that_rows_can_choose_is_compiled(kind: Kind, n: int, k: int) -> None:
     found = HopperProducts(lambda: None, lambda: None, {})
-    found.met.add((kind, n, k))
+    found.shapes_seen.add((kind, n, k))
     chosen = {choose(kind, m, n, k) for m in range(1, 2200)} - {None}
     assert chosen <= {tile for of, tile in found.tiles() if of == kind}
     assert len(found.tiles()) < len(EVERY_TILE)
 
 
-def test_products_of_torch_are_left_out_and_only_those() -> None:
+def test_only_products_of_torch_are_skipped() -> None:
     def scaled_linear(*args: object) -> torch.Tensor:
         raise RuntimeError("it cannot be compiled")
 

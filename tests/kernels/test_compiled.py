@@ -1,7 +1,7 @@
-"""Every Triton kernel compiles for the GPUs it is meant for, which needs no GPU: types, shared memory and registers.
+"""Every Triton kernel compiles for the GPUs it is meant for. This needs no GPU.
 
-The interpreter accepts programs that the compiler refuses, so the launches of the real host code, at the dimensions of
-real models, are handed to the compiler instead of a device.
+The interpreter accepts programs that the compiler refuses. So the real host code runs at the dimensions of real models,
+and its launches go to the compiler instead of a device.
 """
 
 import importlib
@@ -53,7 +53,7 @@ class Compiler:
         given = {name: value for name, value in zip(names, args, strict=False) if name in fixed}
         ones = {name: value for name, value in given.items() if type(value) is int and value == 1}
         signature |= dict.fromkeys([*kwargs, *ones], "constexpr")
-        # As a launch does: without this no load is asynchronous, and hardly any shared memory is used.
+        # A launch does this, too. Otherwise no load would be asynchronous, and kernels would need little shared memory.
         aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if is_aligned(given.get(name))}
         source = triton.compiler.ASTSource(fn=self.kernel, signature=signature, constexprs=kwargs | ones, attrs=aligned)
         target = triton.backends.compiler.GPUTarget("cuda", self.capability, 32)
@@ -84,7 +84,7 @@ def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def is_aligned(value: object) -> bool:
-    """Whether a launch compiles for an argument that 16 divides."""
+    """Whether a launch specialises on the argument being divisible by 16."""
     return isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
 
 
@@ -123,7 +123,7 @@ def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layou
         weight = new_weight(width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
         experts = new_weight(6, width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
         x = scaled.scale_inputs(bf16(6, inner), weight)
-        if inner < 12288:  # no model has norms as wide as what is between two products
+        if inner < 12288:  # no model has norms as wide as an MLP
             scaled.scaled_rms_norm(bf16(6, inner), bf16(6, inner), bf16(inner), 1e-6, weight)
             scaled.scaled_layer_norm(bf16(6, inner), None, bf16(inner), bf16(inner), 1e-6, weight)
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""The choice of kernels: complete, explained, and the same functions everywhere."""
+"""The choice of kernels is complete, has reasons, and keeps every signature."""
 
 import inspect
 import os
@@ -68,7 +68,7 @@ def test_without_flash_attention_the_reason_is_recorded(
 
 @pytest.mark.parametrize("table", [Kernels, SamplingKernels])
 def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
-    """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
+    """mypy checks calls against the oracle, so implementations must have the same signature."""
     pytest.importorskip("triton")
     from saccade.kernels import (
         fused,
@@ -80,7 +80,7 @@ def test_every_implementation_has_the_signature_of_its_oracle(table: type[Kernel
 
     modules = (fused, fused_sampling, fused_vision, scaled)
     owners = (*modules, AttentionDispatch, products.HopperProducts)
-    for name in set(table.kernel_names()) - {"grouped_linear"}:  # torch's own, on every device
+    for name in set(table.kernel_names()) - {"grouped_linear"}:  # torch's own on every device
         found = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
         assert found, f"no GPU kernel is called {name}"
         for function in found:
@@ -106,7 +106,7 @@ def test_a_kernel_that_has_no_oracle_is_refused() -> None:
         ({"head_width": 512}, "triton"),
     ],
 )
-def test_each_call_over_pages_goes_to_the_first_backend_that_supports_it(case: dict[str, Any], taken_by: str) -> None:
+def test_each_paged_call_goes_to_the_first_backend_that_supports_it(case: dict[str, Any], taken_by: str) -> None:
     chosen = flash_and_triton()
     call = PagedCall(
         num_rows=900, num_heads=32, num_groups=8, head_width=128, dtype=torch.bfloat16, num_requests=3, block_size=128,
@@ -130,8 +130,8 @@ def flash_and_triton() -> AttentionDispatch:
     return AttentionDispatch(adapters.FlashAttention(lambda: None), attention.TritonAttention())
 
 
-def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keywords of torch 2.10, 2.11 and 2.13, each with a stand-in that computes what the real one would."""
+def test_the_torch_adapter_supports_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keywords of torch 2.10, 2.11 and 2.13, with a stand-in that computes the same."""
     adapters = pytest.importorskip("saccade.kernels.adapters")
     from tests.kernels.cases import boundaries, qkv_slices
 
@@ -159,12 +159,12 @@ def test_the_installed_torch_has_an_adapter() -> None:
     assert not isinstance(refusal, str) or "saccade-vlm[cuda]" in refusal
 
 
-def test_compiled_kernels_are_kept_where_only_their_user_can_write(
+def test_compiled_kernels_are_stored_where_only_their_user_can_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in (KERNEL_CACHES[0], KERNEL_CACHES[2], KEEPS_ATTENTION):
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv(KERNEL_CACHES[1], "/chosen/by/the/user")
     choose(monkeypatch, (9, 0), torch.bfloat16, "not installed here")
@@ -187,7 +187,7 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_a_device_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, meant: str) -> None:
+def test_device_names_are_resolved(monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, meant: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: num_gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     assert device_named(word) == torch.device(meant)
@@ -198,14 +198,12 @@ def test_a_device_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, word: s
     [
         ("tpu", 1, "device is 'tpu'; allowed: auto, cpu, cuda"),
         ("cpu:0", 1, "allowed: auto"),
-        ("cuda", 0, "finds no GPU here; `saccade doctor`"),
-        ("cuda:2", 2, "GPUs here are 0..1 (--device, --data-parallel-size)"),
-        ("auto:2", 2, "device is cuda:2; GPUs here are 0..1 (--device, --data-parallel-size)"),
+        ("cuda", 0, "finds no GPU on this machine; `saccade doctor`"),
+        ("cuda:2", 2, "this machine has GPUs 0..1 (--device, --data-parallel-size)"),
+        ("auto:2", 2, "device is cuda:2; this machine has GPUs 0..1 (--device, --data-parallel-size)"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, message: str
-) -> None:
+def test_a_missing_device_is_refused(monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, message: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: num_gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     with pytest.raises(ConfigError) as refused:

@@ -102,13 +102,13 @@ def test_bands_cover_all_patches_once_within_their_bytes() -> None:
     assert all(max(job.frames.nbytes, job.scratch_bytes) <= 12_000 for job in jobs)
 
 
-def test_the_device_code_has_every_column_at_its_place() -> None:
+def test_host_and_device_agree_on_the_columns() -> None:
     device_code: Any = pytest.importorskip("saccade.kernels.fused_images")
     assert {column.name: getattr(device_code, column.name).value for column in Column} == Column.__members__
 
 
-class TestKeptLaunches:
-    """What the two kernels are launched with when a buffer or a shape comes again, and when another does."""
+class TestCachedLaunches:
+    """How the two kernels are launched when a buffer or shape repeats, and when it changes."""
 
     @pytest.fixture
     def kernels(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
@@ -117,7 +117,7 @@ class TestKeptLaunches:
         for kernel, name in ((rows, "job_rows_kernel"), (patches, "job_patches_kernel")):
             kernel.arg_names = tuple(getattr(fused_images, name).arg_names)
             monkeypatch.setattr(fused_images, name, kernel)
-        monkeypatch.setattr(fused_images, "KeptLaunch", lambda kernel: kernel.kept())
+        monkeypatch.setattr(fused_images, "CachedLaunch", lambda kernel: kernel.cached())
         return rows, patches
 
     @staticmethod
@@ -128,7 +128,7 @@ class TestKeptLaunches:
         static += [torch.zeros(64, dtype=torch.uint8) for _ in range(2)]
         return JobKernels(*static), static
 
-    def test_every_parameter_is_where_the_kernel_has_it(self, kernels: tuple[Kernel, Kernel]) -> None:
+    def test_every_argument_matches_its_kernel_parameter(self, kernels: tuple[Kernel, Kernel]) -> None:
         run, (table, pixels, scratch) = self.run()
         shape, out = replace(SHAPE, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)), torch.zeros(20, 96)
         for counts in ((9, 8, 64), (30, 16, 400)):
@@ -151,7 +151,7 @@ class TestKeptLaunches:
         assert [by_name[f"{what}_{c}"] for what in ("mean", "std") for c in "rgb"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
         assert [by_name[name] for name in ("PATCH", "TEMPORAL", "MERGE", "BLOCK")] == [4, 2, 2, 64]
 
-    def test_only_the_same_rows_of_the_same_buffer_are_the_same(self, kernels: tuple[Kernel, Kernel]) -> None:
+    def test_only_the_same_rows_of_the_same_buffer_are_launched_directly(self, kernels: tuple[Kernel, Kernel]) -> None:
         rows, patches = kernels
         run, _ = self.run()
         wide = torch.zeros(40, 192, dtype=torch.bfloat16)
@@ -176,7 +176,7 @@ class TestKeptLaunches:
         assert len(rows.ordinary) == 2, "its arguments differ only by the filter"
 
     @pytest.mark.parametrize("num_values", [54, 150])
-    def test_rows_of_another_width_are_not_written(self, kernels: tuple[Kernel, Kernel], num_values: int) -> None:
+    def test_rows_of_the_wrong_width_are_refused(self, kernels: tuple[Kernel, Kernel], num_values: int) -> None:
         run, _ = self.run()
         with pytest.raises(AssertionError, match=f"patches have 96 values, rows {num_values}"):
             run(torch.zeros(20, num_values), SHAPE, (9, 8, 64))

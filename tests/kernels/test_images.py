@@ -1,4 +1,4 @@
-"""The plain image path against Pillow and against the image and video processors of transformers."""
+"""The CPU image path against Pillow and against the image processors of transformers."""
 
 from dataclasses import replace
 
@@ -26,9 +26,7 @@ def levels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     ("old", "new"), [((61, 97), (56, 84)), ((300, 211), (56, 28)), ((9, 5), (84, 56)), ((1, 1), (28, 28))]
 )
 @pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
-def test_resize_is_that_of_pillow_within_one_level(
-    old: tuple[int, int], new: tuple[int, int], resample: Resample
-) -> None:
+def test_resize_matches_pillow_within_one_level(old: tuple[int, int], new: tuple[int, int], resample: Resample) -> None:
     pixels = photo(*old, seed=1)
     rows = resize_patchify(pixels, new, replace(PLAIN, merge=2, resample=resample))
     ours = patches_to_frames(rows, new, 14, 1, 2)[0]
@@ -39,8 +37,8 @@ def test_resize_is_that_of_pillow_within_one_level(
 
 
 @pytest.mark.parametrize(("height", "width"), [(56, 84), (196, 28), (28, 252)])
-def test_image_rows_are_those_of_the_qwen_processor(height: int, width: int) -> None:
-    """An image that needs no resize: the processor here is Pillow's, whose order of passes is its own."""
+def test_image_rows_match_the_qwen_processor(height: int, width: int) -> None:
+    """The image needs no resize, because this processor uses Pillow, which filters in another order."""
     processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 30)
     pixels = photo(height, width, seed=2)
     theirs = processor(Image.fromarray(pixels.numpy()), return_tensors="pt")
@@ -61,7 +59,7 @@ def test_video_rows_keep_their_frames_and_repeat_the_last() -> None:
         assert torch.equal(frames[i], patches_to_frames(alone, (32, 64), 16, 1, 1)[0])
 
 
-def test_rows_without_merging_are_what_a_convolution_sees() -> None:
+def test_rows_without_merging_are_in_convolution_order() -> None:
     pixels = photo(50, 40, seed=3)
     ours = resize_patchify(pixels, (42, 28), replace(PLAIN, mean=(0.5,) * 3, std=(0.5,) * 3, resample="bilinear"))
     image = patches_to_frames(ours, (42, 28), 14, 1, 1)[0].permute(2, 0, 1)
@@ -80,7 +78,7 @@ def test_rows_land_in_the_given_buffer() -> None:
     assert torch.isnan(arena[7:]).all()
 
 
-def test_bad_requests_say_what_is_wanted() -> None:
+def test_bad_inputs_are_refused_with_what_is_expected() -> None:
     pixels = photo(20, 20, seed=6)
     with pytest.raises(ConfigError, match="allowed: bilinear, bicubic"):
         resize_patchify(pixels, (28, 28), replace(PLAIN, resample="nearest"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every Triton kernel equals its oracle, shown on the CPU through Triton's interpreter in a process of its own."""
+"""Every Triton kernel matches its oracle on the CPU, through Triton's interpreter in a separate process."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """For every test of a file, what was wrong with it. One process for all: to start one takes seconds."""
+    """By file, the failure of each test or "". One process runs them all, because starting it takes seconds."""
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", str(FOLDER)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -32,6 +32,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("test_*.py")))
-def test_triton_kernels_equal_their_oracles(outcomes: dict[str, list[str]], name: str) -> None:
+def test_triton_kernels_match_their_oracles(outcomes: dict[str, list[str]], name: str) -> None:
     assert outcomes[name], "no test was run"
     assert not any(outcomes[name]), "\n".join(outcomes[name])[-8000:]

@@ -1,15 +1,15 @@
-"""Kept launches against a kernel that stands in for Triton's: which arguments reach the compiled kernel, and when."""
+"""Cached launches with a stand-in for a Triton kernel: which arguments reach the compiled kernel, and when."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from saccade.kernels.launch import MAX_KEPT, Current, KeptLaunch
+from saccade.kernels.launch import MAX_CACHED, CachedLaunch, Current
 
 
 class Compiled:
-    """As Triton's: `run` takes the grid, the stream, the function and its numbers, and every parameter by position."""
+    """Like Triton's: `run` takes the grid, the stream, the function, its metadata, and every parameter by position."""
 
     packed_metadata = (4, 1, 0)
 
@@ -26,8 +26,8 @@ class Compiled:
 
 
 class Kernel:
-    """As `triton.jit` makes it: an ordinary launch returns what was compiled for these arguments and this device. Also
-    what torch says is current."""
+    """Like a kernel of `triton.jit`: an ordinary launch returns the kernel compiled for these arguments and this
+    device. Also stands in for torch's current device and stream."""
 
     arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "scale", "WIDE", "BLOCK")
 
@@ -53,8 +53,8 @@ class Kernel:
     def stream(self, device: int) -> int:
         return self.streams[device]
 
-    def kept(self) -> KeptLaunch:
-        return KeptLaunch(self, self)
+    def cached(self) -> CachedLaunch:
+        return CachedLaunch(self, self)
 
 
 CONSTANTS: dict[str, Any] = {"BLOCK": 512, "WIDE": True}
@@ -64,12 +64,12 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(8), torch.zeros(8, dtype=torch.int32)
 
 
-def test_a_key_that_comes_again_is_launched_directly_in_the_order_of_the_parameters() -> None:
+def test_a_repeated_key_is_launched_directly_with_arguments_in_order() -> None:
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     launch("a", (7, 2), x, y, 4, 0.5, **CONSTANTS, num_warps=8)
     assert kernel.ordinary == [((7, 2), (x, y, 4, 0.5), CONSTANTS | {"num_warps": 8})] and not kernel.direct
-    assert launch._kept
+    assert launch._cached
     for grid in ((9, 1), (1, 3)):
         launch("a", grid, x[:3], y.view(2, 4), 4, 0.5, **CONSTANTS, num_warps=8)
     assert len(kernel.ordinary) == 1
@@ -77,28 +77,28 @@ def test_a_key_that_comes_again_is_launched_directly_in_the_order_of_the_paramet
     assert kernel.direct == [((9, 1, 1), 7, expected), ((1, 3, 1), 7, expected)]
 
 
-def test_another_key_is_an_ordinary_launch_and_both_are_kept() -> None:
-    """Images and videos that are cut in different ways take turns."""
+def test_a_new_key_is_an_ordinary_launch_and_both_are_cached() -> None:
+    """As when images and videos, which are cut differently, take turns."""
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     for turn in range(10):
         launch(turn % 2, (1, 1), (x, x[1:])[turn % 2], y, 4, float(turn % 2), **CONSTANTS)
     assert [args[3] for _, args, _ in kernel.ordinary] == [0.0, 1.0]
     assert [args[0] for *_, args in kernel.direct] == [x.data_ptr(), x[1:].data_ptr()] * 4
 
 
-def test_the_stream_is_the_one_that_is_current_at_the_launch() -> None:
+def test_every_launch_uses_the_current_stream() -> None:
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     for stream in (7, 70, 71):
         kernel.streams[0] = stream
         launch("a", (1, 1), x, y, 4, 0.5, **CONSTANTS)
     assert [stream for _, stream, _ in kernel.direct] == [70, 71]
 
 
-def test_a_kernel_is_launched_only_on_the_device_that_it_was_compiled_on() -> None:
+def test_a_kernel_is_launched_only_on_the_device_it_was_compiled_for() -> None:
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     for device in (0, 1, 1, 0, 1):
         kernel.current_device = device
         launch("a", (1, 1), x, y, 4, 0.5, **CONSTANTS)
@@ -106,32 +106,32 @@ def test_a_kernel_is_launched_only_on_the_device_that_it_was_compiled_on() -> No
     assert [stream for _, stream, _ in kernel.direct] == [8, 7, 8], "each with a function of its own device"
 
 
-def test_no_more_are_kept_than_the_limit() -> None:
+def test_the_cache_is_bounded() -> None:
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
-    for key in range(3 * MAX_KEPT + 1):
+    launch = kernel.cached()
+    for key in range(3 * MAX_CACHED + 1):
         launch(key, (1, 1), x, y, 4, 0.5, **CONSTANTS)
-        assert len(launch._kept) <= MAX_KEPT
+        assert len(launch._cached) <= MAX_CACHED
     launch(key, (1, 1), x, y, 4, 0.5, **CONSTANTS)
-    assert len(kernel.direct) == 1, "the newest is among the kept"
+    assert len(kernel.direct) == 1, "the newest is still cached"
 
 
 def test_no_tensor_is_kept_alive() -> None:
     kernel, (x, y) = Kernel(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     launch("a", (1, 1), x, y, 4, 0.5, **CONSTANTS)
-    assert not any(isinstance(value, torch.Tensor) for _, bound in launch._kept.values() for value in bound)
+    assert not any(isinstance(value, torch.Tensor) for _, bound in launch._cached.values() for value in bound)
 
 
 class NothingCompiled(Kernel):
-    """The interpreter."""
+    """As with the interpreter."""
 
     def compiled(self) -> Any:
         return None
 
 
 class Opaque(Kernel):
-    """A version that launches in another way."""
+    """As with a Triton version that launches differently."""
 
     def compiled(self) -> Any:
         return object()
@@ -150,16 +150,16 @@ class NoStreams(Kernel):
 
 
 @pytest.mark.parametrize("kind", [Kernel, NothingCompiled, Opaque, Nameless, WithDefault, NoStreams])
-def test_where_there_is_another_interface_every_launch_is_ordinary(kind: type[Kernel]) -> None:
-    kernel, (x, y) = kind(num_parameters=4), tensors()  # four: constants are not passed, as in older versions
-    launch = kernel.kept()
+def test_with_another_triton_interface_every_launch_is_ordinary(kind: type[Kernel]) -> None:
+    kernel, (x, y) = kind(num_parameters=4), tensors()  # four, because older versions do not pass constants
+    launch = kernel.cached()
     for turn in range(4):
         launch("a", (1 + turn, 1), x, y, 4, 0.5, **CONSTANTS)
     assert [call[0] for call in kernel.ordinary] == [(1, 1), (2, 1), (3, 1), (4, 1)] and not kernel.direct
-    assert not launch._kept
+    assert not launch._cached
 
 
-def test_an_error_of_the_device_is_not_taken_for_another_interface() -> None:
+def test_a_device_error_is_not_mistaken_for_another_interface() -> None:
     class Broken(Compiled):
         def run(self, *args: Any) -> None:
             raise RuntimeError("Triton Error [CUDA]: out of memory")
@@ -169,7 +169,7 @@ def test_an_error_of_the_device_is_not_taken_for_another_interface() -> None:
             return Broken(self, 0)
 
     kernel, (x, y) = Failing(), tensors()
-    launch = kernel.kept()
+    launch = kernel.cached()
     launch("a", (1, 1), x, y, 4, 0.5, **CONSTANTS)
     with pytest.raises(RuntimeError, match="out of memory"):
         launch("a", (1, 1), x, y, 4, 0.5, **CONSTANTS)

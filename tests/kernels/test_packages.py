@@ -1,4 +1,4 @@
-"""Packages are imported early where a GPU has a use for them, without torch's compiler, and never fatally."""
+"""Packages are imported early if a GPU needs them, without torch's compiler, and import errors are not fatal."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from saccade.kernels import adapters, products
-from saccade.kernels.packages import import_packages, unmarked_for_compilation
+from saccade.kernels.packages import import_packages, without_torch_compile
 
 FAKE_QUACK = """
 import inspect, sys, torch
@@ -23,13 +23,13 @@ has_compiler = "torch._dynamo" in sys.modules
 
 
 def test_packages_that_mark_functions_for_torchs_compiler_do_not_import_it(tmp_path: Path) -> None:
-    """In a process of its own: other tests may have imported the compiler."""
+    """Runs in a separate process, because other tests may have imported the compiler."""
     (tmp_path / "marking.py").write_text(FAKE_QUACK)
     code = (
         "import torch\n"
         "before = torch.compile, torch.compiler.disable\n"
-        "from saccade.kernels.packages import unmarked_for_compilation\n"
-        "with unmarked_for_compilation():\n    import marking\n"
+        "from saccade.kernels.packages import without_torch_compile\n"
+        "with without_torch_compile():\n    import marking\n"
         "assert (torch.compile, torch.compiler.disable) == before\n"
         "print(marking.numbers, marking.has_compiler)"
     )
@@ -37,15 +37,15 @@ def test_packages_that_mark_functions_for_torchs_compiler_do_not_import_it(tmp_p
     assert found.stdout.split("\n")[0] == "(2, 3, 4) False", found.stderr
 
 
-def test_the_compiler_is_back_when_an_import_fails() -> None:
+def test_torch_compile_is_restored_when_an_import_fails() -> None:
     before = torch.compile, torch.compiler.disable
-    with pytest.raises(ModuleNotFoundError), unmarked_for_compilation():
+    with pytest.raises(ModuleNotFoundError), without_torch_compile():
         importlib.import_module("a_package_that_nobody_has")
     assert (torch.compile, torch.compiler.disable) == before
 
 
 @pytest.mark.parametrize(("capability", "is_wanted"), [((9, 0), True), ((10, 0), True), ((8, 9), False), (None, False)])
-def test_only_what_a_gpu_has_a_use_for_is_imported_and_what_is_broken_ends_nothing(
+def test_only_packages_that_a_gpu_needs_are_imported_and_broken_ones_are_ignored(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, is_wanted: bool
 ) -> None:
     tried = []

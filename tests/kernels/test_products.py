@@ -1,4 +1,4 @@
-"""Which kernel a matrix product takes, and that every way computes the same."""
+"""Which kernel a matrix product uses, and that all compute the same."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade.kernels import reference
 from saccade.kernels.products import HopperProducts, Kind, Tile, choose
 
-# Kind and shape (rows, columns, inner): where a tile was clearly faster on one H200, and where cuBLAS was.
+# Kind and shape (rows, columns, inner) for which a tile, or cuBLAS, was clearly faster on one H200.
 CLEAR_WINS: list[tuple[Kind, int, int, int]] = [
     ("plain", 384, 4096, 4096),
     ("plain", 416, 6144, 4096),
@@ -61,14 +61,14 @@ def test_time_counts_whole_waves_of_tiles() -> None:
 
 
 def test_few_rows_take_a_narrow_tile_that_they_fill() -> None:
-    """Narrow tiles are many, so that a product of few rows still keeps all processors busy."""
+    """With narrow tiles there are more of them, so a product of few rows keeps all multiprocessors busy."""
     narrow = choose("plain", 416, 4096, 12288)
     assert narrow is not None and narrow.columns == 112
     assert choose("plain", 400, 4096, 12288) is None, "four tiles of 112 columns would be empty by a tenth"
 
 
 class Recorder:
-    """Stands for quack: computes with torch and notes what it was asked for."""
+    """Stands in for quack: computes with torch and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -106,7 +106,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def test_a_product_is_the_same_whoever_computes_it(products: HopperProducts, recorder: Recorder) -> None:
+def test_cublas_and_tiles_compute_the_same_product(products: HopperProducts, recorder: Recorder) -> None:
     weight, bias = random(3456, 1152), random(3456)
     for rows in (100, 2816):
         x, out = random(rows, 1152), torch.empty(rows, 3456)
@@ -117,7 +117,7 @@ def test_a_product_is_the_same_whoever_computes_it(products: HopperProducts, rec
     assert len(recorder.calls) == 2, "cuBLAS takes 100 rows, a tile 2816"
 
 
-def test_an_activation_is_part_of_the_product(products: HopperProducts, recorder: Recorder) -> None:
+def test_activations_are_fused_into_the_product(products: HopperProducts, recorder: Recorder) -> None:
     x, weight = random(2048, 64), random(16384, 64)
     torch.testing.assert_close(products.gated_linear(x, weight, "silu"), reference.gated_linear(x, weight, "silu"))
     [(_, activation, layout)] = recorder.calls
@@ -128,7 +128,7 @@ def test_an_activation_is_part_of_the_product(products: HopperProducts, recorder
     assert recorder.calls[-1][1] == "gelu_tanh_approx"
 
 
-def test_rows_that_are_not_contiguous_stay_with_cublas(products: HopperProducts, recorder: Recorder) -> None:
+def test_noncontiguous_rows_stay_with_cublas(products: HopperProducts, recorder: Recorder) -> None:
     x = random(2816, 2304)[:, :1152]
     weight = random(3456, 1152)
     torch.testing.assert_close(products.linear(x, weight), reference.linear(x, weight))

@@ -1,4 +1,4 @@
-"""The oracles themselves, against torch's own functions and transformers' formulas."""
+"""The oracles against torch's own functions and the formulas of transformers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from saccade.kernels import reference
 from tests.kernels.cases import qkv_slices, randn, rotary_tables, turned
 
 
-def test_rms_norm_is_that_of_qwen_and_with_an_offset_that_of_gemma() -> None:
+def test_rms_norm_matches_qwen_and_with_an_offset_gemma() -> None:
     x, weight = randn(4, 3, 72, seed=1) * 5, randn(72, seed=2)
     qwen, gemma = Qwen3RMSNorm(72, eps=1e-3), Gemma3RMSNorm(72, eps=1e-3)
     qwen.weight.data, gemma.weight.data = weight, weight
@@ -41,7 +41,7 @@ def test_gated_activations() -> None:
     torch.testing.assert_close(reference.gated_activation(x, "gelu_tanh"), nn.GELU(approximate="tanh")(gate) * up)
 
 
-def test_rotary_is_that_of_transformers() -> None:
+def test_rotary_matches_transformers() -> None:
     q, k, _ = qkv_slices(6, 4, 2, 64, seed=8)
     cos, sin = rotary_tables(6, 64, seed=9)
     theirs = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
@@ -60,7 +60,7 @@ def test_partial_rotary_leaves_the_rest_of_each_head() -> None:
     assert torch.equal(k_turned[..., :16], whole[1])
 
 
-def test_norm_rotary_store_is_its_three_steps() -> None:
+def test_norm_rotary_store_equals_its_three_steps() -> None:
     q, k, v = qkv_slices(4, 6, 2, 32, seed=12)
     cos, sin = rotary_tables(4, 32, seed=13)
     q_weight, k_weight = randn(32, seed=14), randn(32, seed=15)

@@ -1,4 +1,4 @@
-"""Attention in plain torch against loops in float64, and against the masks of Gemma-3 in transformers."""
+"""Plain-torch attention against loops in float64 and against the Gemma-3 masks of transformers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -83,7 +83,7 @@ def test_varlen_poison_stays_in_its_segment(max_seqlen: int) -> None:
 
 
 @pytest.mark.parametrize("max_seqlen", [8, 40])
-def test_varlen_does_not_hide_a_value_that_is_not_finite(max_seqlen: int) -> None:
+def test_varlen_does_not_hide_nonfinite_values(max_seqlen: int) -> None:
     q, k, v = qkv_slices(40, 2, 2, 16, seed=3)
     v[10, 1, 3] = float("inf")
     starts = boundaries([8] * 5)
@@ -93,8 +93,8 @@ def test_varlen_does_not_hide_a_value_that_is_not_finite(max_seqlen: int) -> Non
     assert torch.isfinite(ours[16:]).all()
 
 
-def test_a_longest_length_that_was_frozen_too_small_shows() -> None:
-    """As a kernel of a GPU does, which launches no more tiles than that: never by chance the right rows."""
+def test_a_frozen_length_that_is_too_small_gives_wrong_rows() -> None:
+    """Like a GPU kernel, which launches no further tiles, the oracle must not return the right rows by chance."""
     q, k, v = qkv_slices(12, 2, 2, 16, seed=4)
     short = reference.varlen_attention(q, k, v, boundaries([3, 6, 3]), 3, scale=0.3)
     case = paged_case([6, 1], [6, 9], num_heads=2, num_groups=1, head_width=16)
@@ -111,7 +111,7 @@ def test_paged(share: int, options: dict[str, Any]) -> None:
     torch.testing.assert_close(ours, loop_over_requests(case, 0.2, **options), rtol=1e-5, atol=1e-5)
 
 
-def test_paged_ignores_what_unused_table_entries_hold() -> None:
+def test_paged_ignores_unused_table_entries() -> None:
     case = paged_case([2, 1], [5, 20], num_heads=2, num_groups=1, head_width=16, block_size=4, seed=4)
     expected = reference.paged_attention(*case.inputs, max_query=2, max_keys=20, scale=0.2)
     case.block_tables[0, 2:] = 10**6
@@ -128,7 +128,7 @@ def test_paged_in_half_precision_returns_its_dtype() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3, 8])
-def test_paged_limits_are_the_masks_of_gemma3(window: int | None) -> None:
+def test_paged_limits_match_the_masks_of_gemma3(window: int | None) -> None:
     """The masks transformers builds for global and sliding layers, over a prompt with two images."""
     length, images = 26, [(2, 9), (13, 24)]
     case = paged_case([length], [length], num_heads=4, num_groups=2, head_width=16, seed=5)
@@ -161,7 +161,7 @@ def test_paged_limits_are_the_masks_of_gemma3(window: int | None) -> None:
 
 
 def test_paged_limits_over_several_requests() -> None:
-    """An image in a later chunk, and limits of dummy rows and of other requests that must not matter."""
+    """One image is in a later chunk. Limits of dummy rows must not matter."""
     case = paged_case([8, 6, 3], [8, 15, 0], num_heads=2, num_groups=2, head_width=16, seed=6)
     spans = {0: [(1, 5)], 1: [(10, 14)]}
     limits = span_limits(case, spans)
@@ -175,7 +175,7 @@ def test_paged_limits_over_several_requests() -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """Records aten calls, refusing those whose output or shape depends on what a tensor holds."""
+    """Records aten calls, and refuses calls whose output or shape depends on data."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs the calls again and puts each result where the first run put it."""
+        """Runs the calls again and copies each result to where the first run put it."""
         for func, args, kwargs, result in self.calls:
             again = func(*args, **kwargs)
             pairs = zip(result, again, strict=True) if isinstance(result, tuple | list) else [(result, again)]
@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):
 
 
 def test_varlen_recorded_once_is_right_for_other_boundaries() -> None:
-    """Same total, other images: the batch [4, 6, 8] replayed as [5, 5, 8] and as [18, 0, 0]."""
+    """Other images with the same total: the batch [4, 6, 8] is replayed as [5, 5, 8] and as [18, 0, 0]."""
     others = {8: ([5, 5, 8], [8, 2, 8], [4, 6, 8]), 18: ([18, 0, 0], [5, 5, 8])}
     for max_seqlen, compositions in others.items():
         q, k, v = qkv_slices(18, 4, 2, 16, seed=7)
@@ -232,7 +232,7 @@ def test_paged_recorded_once_is_right_for_other_requests() -> None:
 
 
 def record(body: Callable[[], Tensor]) -> Recorder:
-    """Boundaries are read when the one node runs, not while it is recorded."""
+    """Records one node, which reads boundaries when it runs and not while it is recorded."""
     recorder = Recorder()
     with recorder, torch.no_grad():
         body()

@@ -1,4 +1,4 @@
-"""Sampling on the CPU: against transformers' processors, against plain counting, and as a distribution."""
+"""Sampling on the CPU against the processors of transformers, plain counting, and the expected distribution."""
 
 from collections import Counter
 
@@ -61,8 +61,8 @@ def test_keeps_the_tokens_transformers_keeps(vocabulary: int, seed: int) -> None
         assert torch.equal(kept[row], kept_by_transformers(rows.logits[row], setting)), setting
 
 
-def test_keeps_every_token_equal_to_the_last_one_kept() -> None:
-    """Logits computed in bfloat16 have many equals: top-k keeps transformers' set, top-p that set's equals too."""
+def test_ties_with_the_last_kept_token_are_kept() -> None:
+    """Logits computed in bfloat16 have many ties. We keep what transformers keeps, and all tokens that tie with it."""
     rows = rows_of(DRAWN, 1000, seed=4)
     rows = rows.with_(logits=rows.logits.bfloat16().float())
     kept = kept_by_us(rows)
@@ -76,7 +76,7 @@ def test_keeps_every_token_equal_to_the_last_one_kept() -> None:
 
 
 @pytest.mark.parametrize("setting", DRAWN)
-def test_draws_from_the_distribution_it_promises(setting: tuple[float, int, float, float]) -> None:
+def test_draws_follow_the_expected_distribution(setting: tuple[float, int, float, float]) -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(61, generator=generator) * 1.5
     num_draws = 20_000
@@ -88,16 +88,16 @@ def test_draws_from_the_distribution_it_promises(setting: tuple[float, int, floa
 
 
 def check_chi_square(observed: Tensor, expected: Tensor) -> None:
-    """Cells expected less than eight times are one cell. Five standard deviations: one in a million by chance."""
+    """Merges cells expected fewer than eight times. Five standard deviations happen by chance once in a million."""
     rare = expected < 8
     seen = torch.cat([observed[~rare].double(), observed[rare].sum().double()[None]])
-    hoped = torch.cat([expected[~rare], expected[rare].sum()[None]])
-    seen, hoped = seen[hoped > 0], hoped[hoped > 0]
-    freedom = len(hoped) - 1
-    assert ((seen - hoped) ** 2 / hoped).sum() <= freedom + 5 * (2 * max(freedom, 1)) ** 0.5
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    freedom = len(expected) - 1
+    assert ((seen - expected) ** 2 / expected).sum() <= freedom + 5 * (2 * max(freedom, 1)) ** 0.5
 
 
-def test_a_flat_row_is_drawn_evenly_by_seeds_as_by_counters() -> None:
+def test_a_flat_row_is_drawn_evenly_over_seeds_and_over_counters() -> None:
     rows = repeated(torch.zeros(203), (1.0, 0, 1.0, 0.0), 40_000, seed=3)
     swapped = rows.with_(seeds=rows.counters, counters=rows.seeds)
     for case in (rows, swapped):
@@ -117,7 +117,7 @@ def test_noise_is_gumbel_and_uncorrelated() -> None:
 
 
 def test_noise_is_exact_to_float32() -> None:
-    """Where it decides: tokens of small v win. At v near 1 the noise of sure losers is coarser."""
+    """The noise must be exact where it decides: tokens with small v win. Near v = 1 it may be coarser."""
     words = sampling.philox((torch.arange(50_000), *(torch.tensor(0),) * 3), (torch.tensor(5), torch.tensor(0)))
     v = (torch.stack(words, 1).flatten().double() + 0.5) * 2.0**-32
     exact = -torch.log(-torch.log1p(-v))
@@ -128,7 +128,7 @@ def test_noise_is_exact_to_float32() -> None:
 
 
 def test_generator_gives_the_published_vectors() -> None:
-    """The known answers that Random123 ships for philox4x32-10."""
+    """The known-answer tests that Random123 ships for philox4x32-10."""
     ones = 0xFFFFFFFF
     for counter, key, words in (
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -152,7 +152,7 @@ def test_a_token_depends_on_its_own_row_only() -> None:
         assert torch.equal(sampling.sample(*rows.take([row]).inputs)[0], together[row : row + 1])
 
 
-def test_seed_and_counter_decide() -> None:
+def test_seed_and_counter_determine_the_token() -> None:
     rows = repeated(torch.zeros(1000), (1.0, 0, 1.0, 0.0), 300, seed=1)
     first, _ = sampling.sample(*rows.inputs)
     assert torch.equal(first, sampling.sample(*rows.inputs)[0])
@@ -164,7 +164,7 @@ def test_seed_and_counter_decide() -> None:
         assert (sampling.sample(*changed.inputs)[0] != first).double().mean() > 0.98
 
 
-def test_broken_rows_are_told_and_hurt_no_other() -> None:
+def test_broken_rows_are_reported_and_affect_no_others() -> None:
     rows = rows_of(SETTINGS, 1000, seed=8)
     rows.logits[1, 17] = NAN
     rows.logits[2] = -INF
@@ -178,7 +178,7 @@ def test_broken_rows_are_told_and_hurt_no_other() -> None:
     assert torch.equal(ids[healthy], sampling.sample(*rows.inputs)[0][healthy])
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
+def test_greedy_picks_the_lowest_id_among_ties() -> None:
     logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(9))
     logits[0, [990, 20, 500]] = 9.0
     logits[1] = 0.0
@@ -195,7 +195,7 @@ def test_rows_at_temperature_zero_are_greedy() -> None:
     assert torch.equal(sampling.sample(*rows.inputs)[0], rows.logits.argmax(1))
 
 
-def test_penalties_are_those_of_transformers_and_openai() -> None:
+def test_penalties_match_transformers_and_openai() -> None:
     vocabulary, generator = 300, torch.Generator().manual_seed(11)
     prompt, output = (torch.randint(0, vocabulary, (4, n), generator=generator) for n in (90, 60))
     seen = state_of(prompt, output, vocabulary)
@@ -217,7 +217,7 @@ def test_penalties_are_those_of_transformers_and_openai() -> None:
 
 
 def state_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
-    """Rows 0..3 in slots 2, 0, 4, 3, their prompts in two chunks and their outputs step by step, with padding."""
+    """Rows 0 to 3 use slots 2, 0, 4 and 3. Prompts come in two chunks and outputs step by step, both with padding."""
     seen = torch.zeros(5, vocabulary, dtype=torch.int32)
     slots = integers(2, 0, 4, 3)
     for chunk in prompt.split(50, dim=1):
@@ -232,8 +232,8 @@ def state_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
     return seen
 
 
-def test_many_tokens_of_a_slot_at_once_are_all_counted() -> None:
-    """A preempted request comes back with its whole output."""
+def test_many_tokens_of_one_slot_are_all_counted() -> None:
+    """As when a preempted request comes back with its whole output."""
     seen = torch.zeros(2, 9, dtype=torch.int32)
     sampling.mark_prompt(seen, integers(1, 1, 1), integers(4, 4, 0), flags(1, 1, 1))
     sampling.count_tokens(seen, integers(1, 1, 1, 1, 1), integers(4, 4, 8, 4, 4), flags(1, 1, 1, 1, 0))
@@ -242,7 +242,7 @@ def test_many_tokens_of_a_slot_at_once_are_all_counted() -> None:
     assert not seen[0].any()
 
 
-def test_bias_reaches_the_listed_tokens_only() -> None:
+def test_bias_changes_only_the_listed_tokens() -> None:
     before = torch.randn(3, 100, generator=torch.Generator().manual_seed(12))
     after = before.clone()
     ids = torch.tensor([[5, 99, -1, -1], [0, 1, 2, 3], [-1, -1, -1, -1]], dtype=torch.int32)
@@ -289,7 +289,7 @@ def test_equal_tokens_share_a_rank_and_are_listed_lowest_first() -> None:
 
 
 def test_a_recorded_step_follows_its_parameters() -> None:
-    """Nothing about a row is frozen: other logits, parameters and states in the same storages give their own tokens."""
+    """Nothing about a row is frozen: a replay reads the current logits, parameters and states."""
     old, new = rows_of(SETTINGS, 300, seed=15), rows_of(SETTINGS[::-1], 300, seed=16)
     static = Rows(*(x.clone() for x in old.inputs))
     count = len(SETTINGS)
@@ -320,7 +320,7 @@ def test_a_recorded_step_follows_its_parameters() -> None:
         assert torch.equal(seen.sum(1), before.sum(1) + 1)
 
 
-def test_the_choice_is_made_once_by_device() -> None:
+def test_sampling_kernels_are_chosen_by_device() -> None:
     assert sampling_for("cpu").sample is sampling.sample
     with pytest.raises(ConfigError, match="allowed: cpu, cuda"):
         sampling_for("meta")

@@ -1,4 +1,4 @@
-"""The sampling kernels compile for the GPUs they are meant for, at the vocabularies of real models. Needs no GPU."""
+"""The sampling kernels compile for the GPUs they are meant for, at real vocabulary sizes. This needs no GPU."""
 
 import importlib
 

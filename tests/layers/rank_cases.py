@@ -1,4 +1,4 @@
-"""All cases of ranks on a CPU, for one start of the processes. Those with stand-ins for kernels come last."""
+"""All cases for ranks on a CPU, so that processes start only once. Cases with stand-ins for kernels come last."""
 
 from tests.layers import rank_collectives, rank_symmetric
 

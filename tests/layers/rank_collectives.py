@@ -1,4 +1,4 @@
-"""What ranks do together on a CPU, and how graphs, their audit and their verification cope with it."""
+"""Collectives on a CPU, alone and inside graphs that are audited and verified."""
 
 import threading
 from dataclasses import replace
@@ -22,7 +22,7 @@ SHAPES = ((4, 8), (3, 5), (1,), (2, 3, 7), (0, 4))
 
 
 def brought(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """What a rank brings: any rank can make it, and so knows what is right."""
+    """The input of a rank. Every rank can compute it for all ranks, and so knows the right result."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return torch.randn(shape, generator=generator).to(dtype)
 
@@ -36,7 +36,7 @@ def close(found: Tensor, right: Tensor) -> None:
 
 
 def reserve(groups: Groups) -> None:
-    """Nothing can be passed before there is room, and all ranks must ask for the same."""
+    """Collectives need reserved memory, and all ranks must reserve the same size."""
     group = groups.language
     with pytest.raises(AddressError, match="4 bytes and 0 are reserved"):
         group.all_reduce(torch.ones(1))
@@ -44,18 +44,18 @@ def reserve(groups: Groups) -> None:
         group.reserve(ROOM + group.rank)
     for each in (groups.language, groups.vision):
         each.reserve(ROOM)
-    with pytest.raises(AddressError, match=rf"{ROOM + 4} bytes and {ROOM} are reserved .* largest pass"):
+    with pytest.raises(AddressError, match=rf"{ROOM + 4} bytes and {ROOM} are reserved; .* largest pass"):
         group.all_reduce(torch.ones(ROOM // 4 + 1))
     close(group.all_reduce(torch.ones(ROOM // 4)), torch.full((ROOM // 4,), float(group.size)))
 
 
 def sizes_that_differ(groups: Groups) -> None:
-    """Gloo alone would end one process and give the others numbers of several tensors. They go on behind it."""
+    """gloo alone would abort one process and mix up tensors in the others. Here the ranks can continue."""
     group = groups.language
     for call in (group.all_reduce, group.all_gather):
-        with pytest.raises(GraphError, match=r"ranks bring 4, 8\b.* bytes to one exchange"):
+        with pytest.raises(GraphError, match=r"ranks pass 4, 8\b.* bytes to one collective"):
             call(torch.ones(1 + group.rank))
-        with pytest.raises(GraphError, match=r"ranks bring 12, .*0 bytes to one exchange"):
+        with pytest.raises(GraphError, match=r"ranks pass 12, .*0 bytes to one collective"):
             call(torch.ones(0 if group.rank == group.size - 1 else 3))
     close(group.all_reduce(torch.ones(3)), torch.full((3,), float(group.size)))
 
@@ -95,14 +95,14 @@ def host(groups: Groups) -> None:
     assert group.all_equal(b"the same") and not group.all_equal(b"rank %d" % group.rank)
     assert group.control is not None
     assert group.control.gather(b"x" * group.rank) == [b"x" * rank for rank in range(group.size)]
-    assert group.control.first_rank_says({"rank": group.rank}) == {"rank": 0}
+    assert group.control.broadcast({"rank": group.rank}) == {"rank": 0}
     group.barrier()
     said = group.describe()
     assert (said["rank"], said["size"], said["backend"]) == (group.rank, group.size, "gloo")
 
 
 def replays(groups: Groups) -> None:
-    """A recorded sum exchanges what ranks have when it is replayed, not what they had."""
+    """A replayed sum exchanges the current values, not those of the recording."""
     group, lane = groups.language, RecordedLane()
     static = brought(group.rank, (4, 6), torch.float32, seed=1)
     with lane.session():
@@ -122,7 +122,7 @@ def replays(groups: Groups) -> None:
 
 
 def streams(groups: Groups) -> None:
-    """Two streams may reach their sums in another order on another rank: each has a communicator of its own."""
+    """Two streams may reach their sums in a different order on each rank, so each stream has its own communicator."""
     found: dict[str, Tensor] = {}
 
     def run(name: str) -> None:
@@ -141,7 +141,7 @@ def streams(groups: Groups) -> None:
 
 
 class Split(nn.Module):
-    """A layer whose columns the ranks share: the toy's encoder with a sum behind it."""
+    """The toy encoder followed by an all-reduce, as in a sharded layer."""
 
     def __init__(self, group: ParallelGroup) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def new_runner(phase: Phase) -> GraphRunner:
 
 
 def checks(groups: Groups) -> None:
-    """Verification and audit pass a right graph with sums in it."""
+    """A correct graph with sums in it passes verification and audit."""
     runner = new_runner(split_phase(groups.language))
     report = verify(runner)
     assert report.is_right, str(report)
@@ -181,7 +181,7 @@ def checks(groups: Groups) -> None:
 
 
 def undeclared(groups: Groups) -> None:
-    """The audit finds memory that the phase does not declare, and that a pass writes it."""
+    """The audit finds reserved memory that the phase does not declare, or does not declare as written."""
     without = split_phase(groups.language, state=Watched.of_module(Split(groups.language)))
     found = audit(new_runner(replace(without, state=Watched.of_body(without.body))))
     assert "undeclared: " in str(found) and "memory" in str(found)
@@ -190,13 +190,13 @@ def undeclared(groups: Groups) -> None:
 
 
 def moved(groups: Groups) -> None:
-    """A graph holds the address of the reserved memory: once it has moved, no replay is served."""
+    """A graph holds the address of the reserved memory. Once that has moved, replays are refused."""
     group = groups.vision
     phase = split_phase(group)
     runner = new_runner(phase)
     values = toy.batch(5, 7, seed=3)
     before = runner.run(values, lambda outputs: outputs["y"].clone())
-    held = group.collectives.memory if group.collectives else None  # so that the new one lies elsewhere
+    held = group.collectives.memory if group.collectives else None  # so that the new memory gets another address
     group.reserve(ROOM)
     with pytest.raises(AddressError, match=EXCHANGE_MEMORY):
         runner.run(values, lambda outputs: outputs["y"].clone())

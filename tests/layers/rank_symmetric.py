@@ -1,7 +1,7 @@
-"""What surrounds torch's symmetric-memory kernels: where tensors are put, padded and written to.
+"""The code around torch's symmetric-memory kernels: where tensors are staged, padded and written.
 
-The kernels need GPUs. Stand-ins with the same rules take their place here: contiguous, aligned, of equal sizes, nothing
-read before all ranks have written.
+The kernels need GPUs, so stand-ins enforce the same rules here: tensors are contiguous, aligned and of equal sizes, and
+nothing is read before all ranks have written.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ TIMES = {"one_shot": [1.0, 1.0, 4.0], "two_shot": [2.0, 2.0, 2.0], "multimem": [
 
 
 class Handle:
-    """Others' memory as it was at the last barrier: what is read without one is stale."""
+    """The other ranks' memory as it was at the last barrier, so that a read without a barrier is stale."""
 
     def __init__(self, memory: Tensor, group: dist.ProcessGroup) -> None:
         self.multicast_ptr = 1
@@ -41,7 +41,7 @@ class Handle:
 
 
 class Kernels:
-    """The operations of torch.ops.symm_mem, over the handles that were made."""
+    """The operations of torch.ops.symm_mem, on the newest handle."""
 
     def __init__(self) -> None:
         self.handle: Handle
@@ -72,7 +72,7 @@ class Kernels:
 
 
 class Timed(SymmetricCollectives):
-    """Each rank measures something else; all take what rank 0 measured."""
+    """Every rank measures different times; all must use rank 0's."""
 
     def _measure(self, nbytes: int) -> dict[str, float]:
         step = [SMALLEST_BYTES, 4 * SMALLEST_BYTES, 16 * SMALLEST_BYTES].index(nbytes)
@@ -95,7 +95,7 @@ def new_group(groups: Groups) -> ParallelGroup:
 
 
 def refusal(groups: Groups) -> None:
-    """One sentence of what torch says at length."""
+    """The refusal quotes only the first line of torch's error."""
     group = new_group(groups)
     assert isinstance(group.collectives, Timed) and group.collectives.refusal() == ""
 

@@ -1,4 +1,4 @@
-"""Groups of ranks: what they do together, and what is decided about them without running them."""
+"""Groups of ranks: their collectives, and the decisions that need no running ranks."""
 
 from functools import cache
 from pathlib import Path
@@ -21,8 +21,8 @@ def found(size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", rank_cases.CASES)
 @pytest.mark.parametrize("size", [2, 3])
-def test_together(size: int, case: str) -> None:
-    """See the cases for what each would catch. Three ranks have no two-shot sum into another tensor."""
+def test_ranks_together(size: int, case: str) -> None:
+    """The cases say what they test. Three ranks are needed because torch has no out-of-place two-shot sum for three."""
     assert not found(size)[case], found(size)[case]
 
 
@@ -36,7 +36,7 @@ def test_padded_shares_cover_everything_once(total: int, size: int, multiple: in
     assert all(start == rank * room for rank, (start, count, _) in enumerate(shares) if count)
 
 
-def test_the_quickest_is_taken_by_size() -> None:
+def test_the_fastest_algorithm_is_chosen_by_size() -> None:
     timings = {
         16: {"one_shot": 5.0, "two_shot": 8.0},
         64: {"one_shot": 5.5, "two_shot": 8.0},
@@ -66,7 +66,7 @@ def test_symmetric_memory_is_for_gpus_of_one_machine_that_reach_each_other() -> 
     assert refusal(places[2], places, lambda here, there: True) == "ranks are on different machines, b and a"
 
 
-def test_one_rank_needs_nobody(tmp_path: Path) -> None:
+def test_a_single_rank_needs_no_communication(tmp_path: Path) -> None:
     groups = connect(rank=0, size=1, store=tmp_path / "store", device=torch.device("cpu"))
     x = torch.randn(3, 4)
     assert groups.language.all_reduce(x) is x and groups.vision.all_gather(x) is x

@@ -1,4 +1,4 @@
-"""Fused and sharded layers hold the rows of the tensors they were filled with, where they belong."""
+"""Fused and sharded layers put the rows of checkpoint tensors where they belong."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def filled(layer: Layer, tensors: dict[str, Tensor]) -> None:
         slot.fill(tensors[name])
 
 
-def test_a_fused_product_is_the_products_of_its_parts() -> None:
+def test_a_fused_product_equals_the_products_of_its_parts() -> None:
     layer = QKVLinear(place(), 12, num_heads=4, num_kv_heads=2, head_dim=8, bias=True)
     tensors = random_tensors(layer)
     assert set(tensors) == {f"{p}.{w}" for p in "qkv" for w in ("weight", "bias")}
@@ -43,7 +43,7 @@ def test_a_fused_product_is_the_products_of_its_parts() -> None:
         torch.testing.assert_close(part, expected.view(5, heads, 8))
 
 
-def test_ranks_hold_whole_heads_and_share_key_heads_where_there_are_too_few() -> None:
+def test_ranks_hold_whole_heads_and_share_key_heads_if_there_are_too_few() -> None:
     whole = QKVLinear(place(), 12, num_heads=8, num_kv_heads=2, head_dim=4)
     tensors = random_tensors(whole)
     filled(whole, tensors)
@@ -72,7 +72,7 @@ def test_gate_and_up_are_split_alike() -> None:
     ("width", "num_ranks"), [(20, 1), (63, 1), (65, 1), (128, 1), (20, 2), (130, 2), (128, 2), (65, 4)]
 )
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_room_between_layers_changes_no_sum(width: int, is_gated: bool, num_ranks: int) -> None:
+def test_padding_between_layers_changes_no_sum(width: int, is_gated: bool, num_ranks: int) -> None:
     spec = MLPSpec(width=width, activation="silu", gated=is_gated, bias=True)
     tensors = random_tensors(new_mlp(place(), 24, spec))
     x_TD = torch.randn(5, 24, generator=torch.Generator().manual_seed(4))
@@ -102,7 +102,7 @@ def test_the_bias_of_a_row_layer_is_added_once() -> None:
     torch.testing.assert_close(partial[0] + partial[1], expected)
 
 
-def test_a_vocabulary_that_does_not_divide_ends_in_rows_without_a_token() -> None:
+def test_a_vocabulary_that_does_not_divide_evenly_ends_in_padding() -> None:
     tensors = random_tensors(VocabTable(place(), 37, 4))
     ids_T = torch.tensor([0, 36, 3, 16, 2])
     rows, logits = torch.zeros(5, 4), []
@@ -115,13 +115,13 @@ def test_a_vocabulary_that_does_not_divide_ends_in_rows_without_a_token() -> Non
     torch.testing.assert_close(torch.cat(logits, dim=-1)[:, :37], linear(torch.ones(1, 4), tensors["weight"]))
 
 
-def test_a_tensor_of_another_shape_is_not_copied() -> None:
+def test_a_tensor_of_the_wrong_shape_is_refused() -> None:
     layer = gate_up_linear(place(), 6, 8)
     slot = dict(layer.slots())["gate.weight"]
-    with pytest.raises(AssertionError, match="is 8x5, 8x6 is needed"):
+    with pytest.raises(AssertionError, match="is 8x5; 8x6 is needed"):
         slot.fill(torch.ones(8, 5))
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
+def test_heads_that_do_not_divide_evenly_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_kv_heads = 3 cannot be split evenly over 4 ranks"):
         QKVLinear(place(1, 4), 12, num_heads=8, num_kv_heads=3, head_dim=4)

@@ -1,4 +1,4 @@
-"""The mixture of experts against a loop that takes one token at a time."""
+"""The mixture of experts against a loop over tokens."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def one_by_one(moe: MoE, x_TD: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 2, 33])
-def test_experts_give_what_a_loop_gives(num_rows: int, renormalise: bool) -> None:
+def test_experts_match_a_loop(num_rows: int, renormalise: bool) -> None:
     moe = new_moe(renormalise=renormalise)
     x_TD = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(num_rows))
     torch.testing.assert_close(moe(x_TD), one_by_one(moe, x_TD), atol=1e-5, rtol=1e-5)
@@ -51,7 +51,7 @@ def test_all_rows_may_choose_one_expert_and_leave_the_others_empty() -> None:
     torch.testing.assert_close(moe(x_TD), one_by_one(moe, x_TD), atol=1e-5, rtol=1e-5)
 
 
-def test_poisoned_rows_stay_alone() -> None:
+def test_poisoned_rows_do_not_affect_others() -> None:
     moe = new_moe()
     x_TD = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(1))
     poisoned = torch.cat([x_TD[:3], torch.full((4, WIDTH), float("nan")), x_TD[3:]])

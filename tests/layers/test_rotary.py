@@ -1,4 +1,4 @@
-"""Rotary angles against the definitions, and against transformers where a formula is long."""
+"""Rotary angles against their definitions, and against transformers where the formula is long."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_positions_far_beyond_any_table_are_exact() -> None:
 
 
 @pytest.mark.parametrize("factor", [4.0, 32.0])
-def test_scalings_are_those_of_transformers(factor: float) -> None:
+def test_scalings_match_transformers(factor: float) -> None:
     values = {"factor": factor, "rope_theta": 500000.0}
     llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     config = LlamaConfig(hidden_size=512, num_attention_heads=4, max_position_embeddings=131072)

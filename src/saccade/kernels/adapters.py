@@ -1,4 +1,4 @@
-"""Third-party attention packages as backends. Both read boundaries from device memory, so captured calls can replay."""
+"""Attention from third-party packages. Both read boundaries from device memory, so captured calls can replay."""
 
 import importlib
 import inspect
@@ -21,11 +21,11 @@ HALF = (torch.float16, torch.bfloat16)
 class FlashAttention:
     """flash-attn-4: packed and paged attention in half precision on Hopper and later.
 
-    Heads have 8 to 256 columns, a multiple of 8. Other backends take calls with per-row limits, calls that need one
-    request's keys split over several programs, and segments of one tile.
+    The head width must be a multiple of 8, up to 256. Calls with per-row limits, segments that fit one tile, and decode
+    steps that must split a request's keys over several programs go to other backends.
 
-    Its tiles read past the end of a segment or request with weight zero, and 0 * NaN is NaN, so values must be finite
-    everywhere: the caller ensures it for packed ones, and only finite values are ever stored in pages.
+    Tiles read past the end of a segment or request with weight zero. 0 * NaN is NaN, so those values must be finite:
+    the caller ensures it for packed values, and pages only ever store finite ones.
     """
 
     function: Callable[..., Any]
@@ -67,9 +67,10 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchVarlen:
-    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later. `accepts` has the installed
-    release's keywords: causality is `is_causal` in 2.10 and a window from 2.11 on; `scale` and `enable_gqa` came later.
-    """
+    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later.
+
+    `accepts` lists the keywords of the installed release: torch 2.10 spells causality `is_causal`, 2.11 and later spell
+    it as a window; `scale` and `enable_gqa` came later."""
 
     function: Callable[..., Any]
     accepts: frozenset[str]
@@ -105,7 +106,9 @@ def _fits(call: PackedCall | PagedCall) -> bool:
 def flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
     """Why flash-attn-4 cannot be used; empty if it can."""
     if capability < (9, 0):
-        return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+        return (
+            f"flash-attn-4's paged attention needs compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+        )
     return "" if dtype in HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
 
 
@@ -117,7 +120,7 @@ def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
 
 
 def load_flash_attention() -> FlashAttention | str:
-    """The adapter, or why there is none."""
+    """Returns the adapter, or the reason it cannot be loaded."""
     # Its compiler prints thousand-character warnings about an argument that flash-attn-4 omits.
     warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     try:

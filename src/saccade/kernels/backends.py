@@ -1,7 +1,7 @@
-"""The interface of attention backends, and the choice of one for each call.
+"""The interface of attention backends, and the choice of a backend for each call.
 
-The choice and the launch plan depend on shapes and capacities only, so graph and eager passes of the same shapes launch
-the same kernels. Boundaries, lengths and tables are read on the device.
+The choice and the launch plan depend only on shapes and capacities, so a graph and an eager pass of the same shape
+launch the same kernels. Boundaries, lengths and tables are read on the device.
 """
 
 from collections.abc import Callable
@@ -48,8 +48,8 @@ AttendPaged = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Ten
 
 
 class AttentionBackend(Protocol):
-    """Attention as defined by `reference_attention`. Each method plans one kind of call, once; it returns None if the
-    call is not supported or another backend does it better."""
+    """Attention as defined by `reference_attention`. Each method plans one kind of call, once. It returns None if the
+    backend does not support the call or a later backend is faster."""
 
     @property
     def name(self) -> str: ...

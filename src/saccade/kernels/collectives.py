@@ -1,7 +1,7 @@
 """All-reduce and all-gather over the ranks, inside or outside a graph.
 
-A rank is a process with a device. All ranks make the same calls with tensors of the same shape and dtype, in the same
-order on one stream, and all get the same bits. Tensors pass through memory that is reserved once, before any capture,
+A rank is a process with one device. All ranks make the same calls in the same order on one stream, with tensors of the
+same shape and dtype, and get the same bits. Tensors pass through memory that is reserved once, before any capture,
 because graphs hold its address.
 """
 
@@ -30,7 +30,7 @@ class Collectives(ABC):
     @property
     @abstractmethod
     def algorithms(self) -> tuple[str, ...]:
-        """The all-reduce algorithms, known after `reserve`."""
+        """The available all-reduce algorithms. Valid after `reserve`."""
 
     def taken(self, nbytes: int) -> str:
         """The algorithm that `all_reduce` uses for a tensor of this size."""
@@ -38,27 +38,27 @@ class Collectives(ABC):
 
     @abstractmethod
     def reserve(self, nbytes: int) -> None:
-        """Make room for the largest tensor that a rank will pass. Called once, before any capture."""
+        """Reserves memory for the largest tensor that a rank will pass. Called once, before any capture."""
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Where `all_reduce` needs no copy of its input; None if it makes no difference."""
+        """A buffer from which `all_reduce` reads its input without a copy; None if no place is better than another."""
         return None
 
     @abstractmethod
     def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
-        """The sum over the ranks, in a new tensor or in `out`, which may be x. Default: the fastest algorithm."""
+        """The sum over the ranks, in a new tensor or in `out`, which may be x. The fastest algorithm is the default."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
-        """The ranks' tensors, concatenated along `dim` in rank order; in `out` if given."""
+        """The ranks' tensors, concatenated along `dim` in rank order, in a new tensor or in `out`."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What is in use, and why, as plain values."""
+        """The backend in use and the reason for it, as plain values."""
 
 
 class Control:
-    """Host-side communication between ranks, outside of passes."""
+    """Communication between the ranks' hosts, outside passes."""
 
     def __init__(self, world: ProcessGroup) -> None:
         self.size = world.size()
@@ -68,7 +68,7 @@ class Control:
         self.agree(0)
 
     def agree(self, value: int) -> int:
-        """The smallest of the ranks' numbers."""
+        """The minimum over the ranks."""
         assert abs(value) <= INT64_MAX, f"{value} does not fit into 64 bits"
         found = torch.tensor(value, dtype=torch.int64)
         dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._world)
@@ -90,22 +90,22 @@ class Control:
         lengths = rows[:, :8].contiguous().view(torch.int64).flatten().tolist()
         return [bytes(row[8 : 8 + length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
-    def first_rank_says(self, value: Any) -> Any:
-        """Rank 0's value on all ranks; it must be JSON-serialisable."""
+    def broadcast(self, value: Any) -> Any:
+        """Returns rank 0's value on every rank. It must be JSON-serialisable."""
         return json.loads(self.gather(json.dumps(value).encode())[0])
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmChoice:
-    """An algorithm for tensors of at most `up_to_bytes`; None means no upper limit."""
+    """An algorithm for tensors of at most `up_to_bytes` (None means no limit)."""
 
     algorithm: str
     up_to_bytes: int | None = None
 
 
 def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[AlgorithmChoice, ...]:
-    """From microseconds by bytes and algorithm: each size uses the fastest at the next larger measured size (at the
-    largest one, for anything above it)."""
+    """`timings` maps bytes and algorithm to microseconds. A tensor uses the fastest algorithm of the next larger
+    measured size, or of the largest one."""
     sizes = sorted(timings)
     best = [min(timings[size], key=lambda name: timings[size][name]) for size in sizes]
     found: list[AlgorithmChoice] = []
@@ -119,13 +119,13 @@ def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[AlgorithmChoice
 
 
 def choose(choices: Sequence[AlgorithmChoice], nbytes: int) -> str:
-    """Depends on size alone, so graph and eager passes use the same algorithm."""
+    """Depends only on the size, so graph and eager passes use the same algorithm."""
     return next(c.algorithm for c in choices if c.up_to_bytes is None or nbytes <= c.up_to_bytes)
 
 
 def check_room(nbytes: int, capacity: int) -> None:
     if nbytes > capacity:
         raise AddressError(
-            f"a rank brings {nbytes} bytes and {capacity} are reserved to pass them; reserve room for the largest pass "
-            "before the first capture, since its address is in every graph"
+            f"a rank passes {nbytes} bytes and {capacity} are reserved; reserve memory for the largest pass before the "
+            "first capture, because every graph holds its address"
         )

@@ -1,7 +1,7 @@
-"""Kernels that are compiled to the caches on disk and never launched, for passes over meta tensors.
+"""Compiles the kernels of passes over meta tensors into the disk caches without running the passes.
 
-Several processes share the work without talking to each other: each runs the same passes, so each meets the same
-kernels in the same order, and compiles those whose number is its own.
+Several processes share the work without communicating. Each runs the same passes, so each encounters the same kernels
+in the same order and compiles every N-th of them.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from saccade.kernels.weight import Scaled, Weight
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Every `count`-th of what is met, beginning with number `index`."""
+    """One process's share of the kernels: every `count`-th distinct key in order of appearance, starting at `index`."""
 
     index: int
     count: int
@@ -34,8 +34,11 @@ class Share:
 
 
 class CompileOnly:
-    """The kernels of a GPU, for passes over meta tensors. What its packages compile is compiled on the GPU itself, on
-    tensors of the same shape or smaller ones; nothing is computed."""
+    """The kernels of a GPU, for passes over meta tensors.
+
+    `share` divides the Triton kernels; `heavy` divides the attention and product kernels of other packages, which take
+    longer to compile. Those packages compile on the GPU itself, so they get real tensors of the same shape or smaller.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, share: Share, heavy: Share) -> None:
         self._device, self._dtype, self._share, self._heavy = device, dtype, share, heavy
@@ -49,7 +52,7 @@ class CompileOnly:
 
     @contextmanager
     def _packages_that_launch_nothing(self) -> Iterator[None]:
-        """Whatever is made of the packages in here."""
+        """Patches the package loaders, so that kernels loaded in this context do not launch."""
         found = products.load_products, adapters.load_flash_attention, adapters.load_torch_varlen
 
         def load_products() -> HopperProducts | str:
@@ -57,7 +60,7 @@ class CompileOnly:
             if isinstance(loaded, str):
                 return loaded
             self._products = loaded
-            return replace(loaded, plain=_nothing, activated=_nothing)  # notes shapes in the same set
+            return replace(loaded, plain=_nothing, activated=_nothing)  # shares the set of shapes with `loaded`
 
         def load_flash_attention() -> FlashAttention | str:
             loaded = found[1]()
@@ -72,7 +75,7 @@ class CompileOnly:
             return (
                 loaded
                 if isinstance(loaded, str)
-                else replace(loaded, function=lambda q, *args, **how: torch.empty_like(q))
+                else replace(loaded, function=lambda q, *args, **options: torch.empty_like(q))
             )
 
         products.load_products = load_products
@@ -84,7 +87,7 @@ class CompileOnly:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """In here kernels of Triton and flash-attn-4 are compiled instead of launched; products follow at the end."""
+        """Triton and flash-attn-4 compile instead of launching in this context. Products are compiled when it ends."""
         with _triton_compiles_only(self._share), _flash_compiles_only(self._heavy):
             yield
         if self._products is None:
@@ -94,12 +97,12 @@ class CompileOnly:
                 self._products.compile_tile(kind, tile, self._device, self._dtype)
 
 
-def _nothing(*args: Any, **how: Any) -> None:
+def _nothing(*args: Any, **options: Any) -> None:
     pass
 
 
 def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch's products in e4m3, which are compiled already, take no meta tensors."""
+    """Skips torch's e4m3 products, which come compiled and do not accept meta tensors."""
 
     def call(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if not is_torch_product(x.data.shape[0], weight):
@@ -111,8 +114,8 @@ def _without_product(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Tensor]:
-    """Calls a function once for each set of shapes, with new tensors in the place of meta tensors."""
-    met: set[Hashable] = set()
+    """Calls `function` once per set of shapes, with meta tensors replaced by new tensors on the device."""
+    seen: set[Hashable] = set()
 
     def described(value: Any) -> Hashable:
         return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
@@ -121,13 +124,13 @@ def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[.
         if not isinstance(value, Tensor):
             return value
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        return made if made.is_floating_point() else made.zero_()  # no boundaries at random
+        return made if made.is_floating_point() else made.zero_()  # random boundaries could point anywhere
 
-    def call(q: Tensor, *args: Any, **how: Any) -> Tensor:
-        key = (described(q), *map(described, args), *((name, described(value)) for name, value in how.items()))
-        if key not in met:
-            met.add(key)
-            function(real(q), *map(real, args), **{name: real(value) for name, value in how.items()})
+    def call(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        key = (described(q), *map(described, args), *((name, described(value)) for name, value in options.items()))
+        if key not in seen:
+            seen.add(key)
+            function(real(q), *map(real, args), **{name: real(value) for name, value in options.items()})
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
     return call
@@ -135,7 +138,7 @@ def _on_device(function: Callable[..., Any], device: torch.device) -> Callable[.
 
 @contextmanager
 def _triton_compiles_only(share: Share) -> Iterator[None]:
-    """A launch compiles the kernel and what Triton launches it by. Its hook decides which are left to others."""
+    """Makes a Triton launch only compile the kernel and its launcher; the cache hook skips other processes' kernels."""
     triton = importlib.import_module("triton")
     function: Any = importlib.import_module("triton.runtime.jit").JITFunction
     launch, hook = function.run, triton.knobs.runtime.jit_cache_hook
@@ -157,7 +160,8 @@ def _triton_compiles_only(share: Share) -> Iterator[None]:
 
 @contextmanager
 def _flash_compiles_only(heavy: Share) -> Iterator[None]:
-    """flash-attn-4 looks a kernel up in a cache, compiles it if it is missing, and calls what the cache has."""
+    """flash-attn-4 looks a kernel up in a cache, compiles it if it is missing, then calls the cache entry. The patched
+    cache claims to contain other processes' kernels, and its entries do nothing."""
     try:
         cache: Any = importlib.import_module("flash_attn.cute.cache_utils").JITPersistentCache
     except (ImportError, AttributeError, OSError):

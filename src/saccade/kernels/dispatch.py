@@ -1,4 +1,4 @@
-"""Chooses, once, the implementation of each kernel for a device; layers receive the result."""
+"""Chooses the implementation of each kernel for a device, once; layers receive the result."""
 
 import importlib
 import re
@@ -23,8 +23,8 @@ _FIRST_E4M3 = (8, 9)
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels by name. A subclass's static methods are plain-torch oracles, which `functions` may replace. Replacements
-    have the oracle's signature, so mypy checks every call."""
+    """Kernels by name. A subclass's static methods are plain-torch oracles, and `functions` may replace them.
+    Replacements have the oracle's signature, so mypy checks every call."""
 
     name: str
     functions: Mapping[str, Callable[..., Any]]
@@ -44,8 +44,8 @@ class KernelTable:
 
 @dataclass(frozen=True)
 class Kernels(KernelTable):
-    """The kernels of one device and dtype. `reasons` says, by kernel, why an implementation was chosen. The methods
-    choose a kernel by the layout of a weight, so that layers need not know it."""
+    """The kernels of one device and dtype. `reasons` says why each implementation was chosen. The methods pick a kernel
+    by the layout of the weight, so layers need not know it."""
 
     linear = staticmethod(reference.linear)
     gated_linear = staticmethod(reference.gated_linear)
@@ -78,7 +78,7 @@ class Kernels(KernelTable):
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
 
     def multiply(self, x: Inputs, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """x weight' + bias, written to `out` where a caller has a place for it."""
+        """x weight' + bias, written to `out` if given."""
         if isinstance(x, Scaled):
             return self.scaled_linear(x, weight, bias, out)
         if isinstance(x, Pending):
@@ -90,7 +90,7 @@ class Kernels(KernelTable):
         return self.scaled_linear(self.scale_inputs(x, weight), weight, bias, out)
 
     def multiply_gated(self, x: Inputs, weight: Weight, kind: str, feeds: Weight) -> Inputs:
-        """activation(gate) * up of x weight', whose rows are [gate | up], as inputs of the weight it feeds."""
+        """activation(gate) * up, where x weight' is [gate | up], in the form that the weight `feeds` takes."""
         if isinstance(x, Pending) and kind == "silu":
             return self.pending_gated_linear(x, weight)
         if isinstance(x, Tensor) and weight.is_plain and not feeds.needs_scaled(x.shape[0]):
@@ -100,21 +100,21 @@ class Kernels(KernelTable):
         return self.gated_inputs(self.multiply(x, weight), kind, feeds)
 
     def gated_inputs(self, gate_up: Tensor, kind: str, feeds: Weight) -> Inputs:
-        """activation(gate) * up as inputs of the weight it feeds."""
+        """activation(gate) * up, in the form that the weight `feeds` takes."""
         if feeds.needs_scaled(gate_up.shape[0]):
             return self.scaled_gated_activation(gate_up, kind, feeds)
         return self.gated_activation(gate_up, kind)
 
     def multiply_activated(self, x: Inputs, weight: Weight, bias: Tensor | None, kind: str, feeds: Weight) -> Inputs:
-        """activation(x weight' + bias) as inputs of the weight it feeds."""
+        """activation(x weight' + bias), in the form that the weight `feeds` takes."""
         if isinstance(x, Tensor) and weight.is_plain and not feeds.needs_scaled(x.shape[0]):
             return self.activated_linear(x, weight.data, bias, kind)
         y = self.multiply(x, weight, bias)
         return self.scaled_activation(y, kind, feeds) if feeds.needs_scaled(y.shape[0]) else activate(y, kind)
 
     def multiply_grouped(self, x: Inputs, weight: Weight, ends_E: Tensor) -> Tensor:
-        """Rows up to `ends_E[e]` times the matrix of expert e."""
-        assert not isinstance(x, Pending), "a row of experts is read by more than a product"
+        """Multiplies each expert's rows with its matrix; the rows of expert e end before row `ends_E[e]`."""
+        assert not isinstance(x, Pending), "a pending row can feed only one product, and experts are several"
         if isinstance(x, Tensor) and weight.is_plain:
             return self.grouped_linear(x, weight.data, ends_E)
         scaled = self.scale_inputs(x, weight) if isinstance(x, Tensor) else x
@@ -123,8 +123,8 @@ class Kernels(KernelTable):
     def rms_inputs(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight | None, *, offset: float
     ) -> tuple[Inputs, Tensor]:
-        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum. The sum of a single row is there
-        when those inputs have been multiplied."""
+        """The norm of `x + residual`, in the form that the weight `feeds` takes, and the sum itself. For a single row
+        the norm may be left to the next product, which then also writes the sum."""
         if feeds is not None and feeds.is_plain and x.shape[0] == 1:
             total = x if residual is None else torch.empty_like(x)
             return Pending(x, residual, total, weight, eps, offset), total
@@ -145,7 +145,7 @@ class Kernels(KernelTable):
         return self.add_layer_norm(x, residual, weight, bias, eps)
 
     def compile(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compile what would otherwise be compiled at the first call of a shape, in the middle of a capture."""
+        """Compiles now what would otherwise compile at the first call of a shape, in the middle of a capture."""
         for compiler in self.compilers:
             compiler(device, dtype)
 
@@ -155,19 +155,20 @@ class Kernels(KernelTable):
 
 
 def device_named(word: str) -> torch.device:
-    """The device that a --device setting names on this machine; auto is a GPU if there is one, and auto:1, as replicas
-    have it, then the second."""
+    """The device that a --device setting names on this machine. auto is a GPU if there is one, otherwise the CPU;
+    auto:1, as replicas use it, is the second GPU."""
     if re.fullmatch(r"auto(:[0-9]{1,3})?", word):
         word = word.replace("auto", "cuda") if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", word):
         raise ConfigError(f"device is {word!r}; allowed: auto, cpu, cuda, cuda:1 and so on (--device)")
     device = torch.device(word)
     if device.type == "cuda" and not torch.cuda.is_available():
-        found = f"torch {torch.__version__} finds no GPU here"
-        raise ConfigError(f"device is {word}, and {found}; `saccade doctor` says why, or use cpu (--device)")
+        found = f"torch {torch.__version__} finds no GPU on this machine"
+        raise ConfigError(f"device is {word}, but {found}; `saccade doctor` says why, or use cpu (--device)")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigError(
-            f"device is {word}; GPUs here are 0..{torch.cuda.device_count() - 1} (--device, --data-parallel-size)"
+            f"device is {word}; this machine has GPUs 0..{torch.cuda.device_count() - 1} "
+            f"(--device, --data-parallel-size)"
         )
     return device
 
@@ -183,8 +184,8 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
 
 
 def gpu_for(device: torch.device) -> torch.device | None:
-    """The GPU that a kernel for tensors of this device is compiled for; meta tensors stand for those of the current
-    one (see `compile_only`)."""
+    """The GPU to compile kernels for, given tensors on this device. Meta tensors stand for tensors on the current GPU
+    (see `compile_only`)."""
     if device.type == "meta" and torch.cuda.is_initialized():
         return torch.device("cuda", torch.cuda.current_device())
     return device if device.type == "cuda" else None
@@ -196,12 +197,12 @@ def is_hopper(device: torch.device | int) -> bool:
 
 
 def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises where this GPU, or this dtype of results, has no products in e4m3."""
+    """Raises if e4m3 products do not work on this GPU or with this output dtype."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < _FIRST_E4M3:
-        needed, word = ".".join(map(str, _FIRST_E4M3)), f"{major}.{minor}"
+        needed = ".".join(map(str, _FIRST_E4M3))
         raise ConfigError(
-            f"FP8 weights need a GPU of compute capability {needed} or later, this one has {word}; use the bfloat16 "
+            f"FP8 weights need compute capability {needed} or later; this GPU has {major}.{minor}. Use the bfloat16 "
             f"checkpoint, or leave out --quantization"
         )
     if dtype is not torch.bfloat16:
@@ -209,7 +210,7 @@ def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
-    """The slow start-up that needs no model: initialise the device and import its kernel packages."""
+    """Does the slow start-up work that needs no model: initialises the device and imports its kernel packages."""
     if device.type == "cuda":
         if device.index is not None:
             torch.cuda.set_device(device)  # events and Triton launches use the current device
@@ -218,7 +219,7 @@ def open_device(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    """Triton, with faster products and attention if the GPU, dtype and installation allow it."""
+    """Triton kernels, with faster products and attention if the GPU, dtype and installation allow it."""
     use_private_kernel_cache()
     modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision", "scaled")]
     functions = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
@@ -237,7 +238,7 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
 
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
-    """Backends, best first and Triton last; and why better ones are missing."""
+    """The backends, best first and Triton last, and why better ones are missing."""
     adapters, fused = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "fused_attention"))
     triton = fused.TritonAttention()
     missing: list[str] = []
@@ -253,12 +254,13 @@ def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tupl
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    """quack's tiles were measured on Hopper, in half precision."""
+    """Adds quack's products on Hopper in half precision, the only case for which its tiles were measured."""
     names = ("linear", "gated_linear", "activated_linear")
     if capability[0] != _HOPPER[0] or dtype not in _HALF:
-        met = f"{dtype} on compute capability {capability[0]}.{capability[1]}"
+        case = f"{dtype} on compute capability {capability[0]}.{capability[1]}"
         return replace(
-            kernels, reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: quack's tiles are not for {met}")
+            kernels,
+            reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: quack's tiles were not measured for {case}"),
         )
     products = importlib.import_module("saccade.kernels.products").load_products()
     if isinstance(products, str):
@@ -282,8 +284,8 @@ def _origin(function: Callable[..., object]) -> str:
 class SamplingKernels(KernelTable):
     """The sampling functions of one device. On a GPU the last dimension of every tensor must be contiguous.
 
-    Penalties keep one int32 tensor, `seen_SV`, with a row per slot of a running request, initially zero. The sign bit
-    says that a token is in the prompt, the other bits count its outputs: one load reads both, atomics set both.
+    Penalties keep one int32 tensor, `seen_SV`, initially zero, with a row for each slot of a running request. The sign
+    bit of an entry says that the token is in the prompt; the other bits count its outputs. One load reads both.
     """
 
     greedy = staticmethod(reference_sampling.greedy)
@@ -300,7 +302,7 @@ class SamplingKernels(KernelTable):
 def sampling_for(device: torch.device | str) -> SamplingKernels:
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
+        raise ConfigError(f"there are no sampling kernels for device {device}; allowed: cpu, cuda")
     if device.type == "cpu":
         return SamplingKernels("reference", {})
     module = importlib.import_module("saccade.kernels.fused_sampling")

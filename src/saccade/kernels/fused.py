@@ -1,6 +1,6 @@
-"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`. Launches depend on
-shapes and strides only, so they can be captured. Only the last dimension of queries, keys and values has to be
-contiguous: they may be slices of one fused projection."""
+"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`. Launches depend only
+on shapes and strides, so they can be captured. Queries, keys and values may be slices of one fused projection: only
+their last dimension must be contiguous."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kerne
 from saccade.kernels.vectors import is_vector, vector_gated_linear, vector_linear
 
 _HEADS_PER_PROGRAM = 8
-_STRETCH = 1024  # columns of one program of the elementwise kernels
+_BLOCK = 1024  # columns of one program of the elementwise kernels
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -46,14 +46,14 @@ def add_layer_norm(
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     if kind not in ACTIVATIONS:
-        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {kind!r}; allowed: {', '.join(ACTIVATIONS)}")
     rows = _as_rows(gate_up)
     num_rows, width = rows.shape[0], rows.shape[1] // 2
     y = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows == 0:
         return y
-    grid = (num_rows, triton.cdiv(width, _STRETCH))
-    gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_STRETCH, num_warps=4, **overlapping(rows))
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_BLOCK, num_warps=4, **overlapping(rows))
     return y
 
 
@@ -142,7 +142,7 @@ def _normalise(
     if num_rows == 0:
         return y, total
     block = triton.next_power_of_2(width)
-    rows_per_program = max(1, _STRETCH // block)
+    rows_per_program = max(1, _BLOCK // block)
     norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
         rows,
         added,

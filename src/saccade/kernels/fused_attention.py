@@ -1,6 +1,6 @@
-"""Triton attention, for every case, any recent GPU and any float dtype.
+"""Triton attention: supports every call, on any recent GPU and in any float dtype.
 
-Boundaries stay on the device; launch parameters depend on capacities only. Rows of a segment past `max_seqlen`, or of a
+Boundaries stay on the device; launch parameters depend only on capacities. Rows of a segment past `max_seqlen`, or of a
 request past `max_query`, are not written.
 """
 
@@ -15,9 +15,9 @@ from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
 SHORT_SEGMENT = 64  # one tile, so the kernel reads the segment once without a loop
-_WANTED_PROGRAMS = 256  # about two per multiprocessor of the largest GPUs
-_MOST_SPLITS = 32
-_LEAST_KEYS_PER_SPLIT = 256
+_TARGET_PROGRAMS = 256  # about two per multiprocessor of the largest GPUs
+_MAX_SPLITS = 32
+_MIN_KEYS_PER_SPLIT = 256
 
 
 class TritonAttention:
@@ -47,7 +47,7 @@ class TritonAttention:
         return attend
 
     def paged(self, call: PagedCall) -> AttendPaged:
-        """If there are few tiles over many keys, splits along the keys and combines afterwards."""
+        """If few tiles have many keys, splits the keys over several programs and combines their results."""
         num_queries = min(call.max_query, call.num_rows)
         share = call.num_heads // call.num_groups
         block_m, block_n = _paged_tile(num_queries * share, call.head_width, call.dtype)
@@ -114,19 +114,19 @@ class TritonAttention:
 
 
 def choose_splits(num_programs: int, max_keys: int) -> int:
-    """How many programs share one tile's keys: a power of two that fills the GPU but keeps each program busy."""
+    """How many programs share one tile's keys: a power of two that fills the GPU and keeps each program busy."""
     splits = 1
     while (
-        splits < _MOST_SPLITS
-        and num_programs * splits * 2 <= _WANTED_PROGRAMS
-        and max_keys >= splits * 2 * _LEAST_KEYS_PER_SPLIT
+        splits < _MAX_SPLITS
+        and num_programs * splits * 2 <= _TARGET_PROGRAMS
+        and max_keys >= splits * 2 * _MIN_KEYS_PER_SPLIT
     ):
         splits *= 2
     return splits
 
 
 def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows and keys of one tile; registers limit it for wide heads and float32 (no tensor cores)."""
+    """Rows and keys of one tile. Registers limit it for wide heads and for float32, which has no tensor cores."""
     if dtype == torch.float32:
         return 16, 32
     largest = 128 if head_width <= 128 else 64
@@ -134,7 +134,7 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
-    """float32 needs "ieee": Triton's default rounds products to TF32."""
+    """float32 needs "ieee" precision: by default Triton rounds products to TF32."""
     return {
         "D": call.head_width,
         "SHARE": call.num_heads // call.num_groups,

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Resize, normalise and cut into patches on the GPU, in two launches, directly into the caller's buffer.
+"""Resizes and normalises images and cuts them into patches on the GPU: two launches, straight into the caller's buffer.
 
-The resize is separable and antialiased, in two passes. Filter weights are computed in the kernel from the exact integer
+The resize is separable and antialiased, in two passes. The kernels compute filter weights from the exact integer
 distance between pixel centres, so no table per image size is uploaded. As in torch, weights are rounded to `precision`
-binary places and summed as integers: a difference in the first pass could become two levels after the second.
+binary places and summed as integers: otherwise a difference in the first pass could grow to two levels in the second.
 """
 
 import torch
@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings
-from saccade.kernels.launch import KeptLaunch
+from saccade.kernels.launch import CachedLaunch
 
-_STRETCH = 512  # elements of one program of the first pass
-# Triton kernels cannot use an enum; constexpr globals are part of the cache key of a compiled kernel.
+_BLOCK = 512  # elements of one program of the first pass
+# Triton kernels cannot read an enum. Constexpr globals are part of a compiled kernel's cache key.
 (
     ROWS_START, PATCHES_START, PIXELS_AT, NUM_FRAMES, BAND_ROWS, BAND_START, OLD_WIDTH, OLD_HEIGHT, WIDTH, SCRATCH_AT,
     OUT_ROW, PATCHES_PER_STEP, ROW_TAPS, ROW_PRECISION, COLUMN_TAPS, COLUMN_PRECISION, ROW_STRETCH, ROW_REACH, HEIGHT,
@@ -25,13 +25,13 @@ _STRETCH = 512  # elements of one program of the first pass
 
 
 class JobKernels:
-    """All jobs of a table in two launches. Table, pixels and scratch keep their addresses, so only the first launch of
-    a shape into a buffer pays Triton's launch overhead. Allocates nothing."""
+    """Runs all jobs of a table in two launches and allocates nothing. Table, pixels and scratch keep their addresses,
+    so only the first launch of a shape into a buffer pays Triton's launch overhead."""
 
     def __init__(self, table_XJ: Tensor, pixels: Tensor, scratch: Tensor) -> None:
         self._tables = table_XJ, table_XJ.view(torch.float32)
         self._pixels, self._scratch = pixels, scratch
-        self._rows, self._patches = KeptLaunch(job_rows_kernel), KeptLaunch(job_patches_kernel)
+        self._rows, self._patches = CachedLaunch(job_rows_kernel), CachedLaunch(job_patches_kernel)
 
     def __call__(self, out_PC: Tensor, shape: PatchSettings, counts: tuple[int, int, int]) -> None:
         """`counts` is what `image_jobs.write_table` returned."""
@@ -41,13 +41,13 @@ class JobKernels:
         is_cubic = shape.resample == "bicubic"
         self._rows(
             is_cubic,
-            (num_lines, -(-widest * 3 // _STRETCH)),
+            (num_lines, -(-widest * 3 // _BLOCK)),
             *self._tables,
             self._pixels,
             self._scratch,
             JOBS=MAX_JOBS,
             CUBIC=is_cubic,
-            BLOCK=_STRETCH,
+            BLOCK=_BLOCK,
         )
         stride = out_PC.stride(0)
         self._patches(
@@ -84,7 +84,7 @@ def _weight(target, source, num_targets, num_sources, stretch, CUBIC: tl.constex
 
 @triton.jit
 def _first_source(target, num_targets, num_sources, reach):
-    """At or just before the first source pixel with a weight; pixels outside the image get weight 0."""
+    """A pixel at or just before the first source pixel with a weight; pixels outside the image get weight 0."""
     centre = (target.to(tl.float32) + 0.5) * (num_sources / num_targets)
     return tl.floor(centre - reach - 0.5).to(tl.int32)
 
@@ -106,8 +106,8 @@ def _filtered(
     CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The filtered byte of each target pixel. The line of source pixels starts at source_ptr; only pixels [low, high)
-    of it are in memory, and the others have no weight."""
+    """The filtered byte of each target pixel. The line of source pixels starts at source_ptr; only its pixels [low,
+    high) are in memory, and the others have no weight."""
     first = _first_source(target, num_targets, num_sources, reach)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     for tap in range(num_taps):
@@ -125,7 +125,7 @@ def _filtered(
 
 @triton.jit
 def _job_of(starts_ptr, place, JOBS: tl.constexpr):
-    """The last job that starts at or before a place; starts ascend, and unused ones are beyond every place."""
+    """The last job that starts at or before `place`. Starts ascend, and unused ones lie beyond every place."""
     starts = tl.load(starts_ptr + tl.arange(0, JOBS))
     return tl.sum((starts <= place).to(tl.int32), axis=0) - 1
 
@@ -140,7 +140,7 @@ def job_rows_kernel(
     CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row of any frame of any job, stretch of its new pixels)."""
+    """Program (row of any frame of any job, block of its new pixels)."""
     line = tl.program_id(0)
     job = _job_of(table_ptr + ROWS_START * JOBS, line, JOBS)
     row = (line - tl.load(table_ptr + ROWS_START * JOBS + job)).to(tl.int64)
@@ -182,8 +182,8 @@ def job_patches_kernel(
     MERGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (patch of any job, frame within it): resizes the patch's columns, normalises, writes one row of out. The
-    first program of a single frame writes it TEMPORAL times."""
+    """Program (patch of any job, frame within it): resizes along the columns, normalises, and writes the frame's part
+    of the patch's row. An image has one frame, which its first program writes TEMPORAL times."""
     place = tl.program_id(0)
     within = tl.program_id(1)
     job = _job_of(table_ptr + PATCHES_START * JOBS, place, JOBS)

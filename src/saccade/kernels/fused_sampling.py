@@ -1,5 +1,5 @@
-"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend on shapes
-and strides only, so they can be captured. Logits may be rows of a wider tensor."""
+"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend only on
+shapes and strides, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
 import triton
@@ -16,11 +16,11 @@ from saccade.kernels.triton_logits import (
 )
 from saccade.kernels.triton_sampling import choose_kernel, greedy_kernel, pick_kernel, scan_kernel
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 _TILE = 128
-_CHUNK = 32 * _TILE  # 16 KiB of logits per program; the registers of a multiprocessor hold three or more
+_CHUNK = 32 * _TILE  # 16 KiB of logits per program; a multiprocessor's registers hold at least three
 _GROUP = 8  # tiles that a program reads at a time while searching
-_STRETCH = 2048  # columns per program of the edits
+_EDIT_CHUNK = 2048  # columns per program of the edits
 _BLOCK = 256
 
 
@@ -52,7 +52,7 @@ def penalise(
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
-    penalise_kernel[(num_rows, triton.cdiv(vocabulary, _STRETCH))](
+    penalise_kernel[(num_rows, triton.cdiv(vocabulary, _EDIT_CHUNK))](
         logits_NV,
         seen_SV,
         slots_N,
@@ -63,7 +63,7 @@ def penalise(
         seen_SV.shape[0],
         logits_NV.stride(0),
         seen_SV.stride(0),
-        CHUNK=_STRETCH,
+        CHUNK=_EDIT_CHUNK,
         num_warps=8,
     )
 
@@ -89,8 +89,8 @@ def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     if num_rows == 0:
         return
     strides = logits_NV.stride(0), allowed_NW.stride(0)
-    grid = (num_rows, triton.cdiv(vocabulary, _STRETCH))
-    allow_kernel[grid](logits_NV, allowed_NW, vocabulary, *strides, CHUNK=_STRETCH, num_warps=8)
+    grid = (num_rows, triton.cdiv(vocabulary, _EDIT_CHUNK))
+    allow_kernel[grid](logits_NV, allowed_NW, vocabulary, *strides, CHUNK=_EDIT_CHUNK, num_warps=8)
 
 
 def sample(
@@ -140,8 +140,8 @@ def sample(
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_rows, vocabulary = logits_NV.shape
     k = min(k, vocabulary)
-    if not 0 <= k <= MOST_LOGPROBS:
-        raise ConfigError(f"{k} log-probabilities per token were asked for; allowed: 0 to {MOST_LOGPROBS}")
+    if not 0 <= k <= MAX_LOGPROBS:
+        raise ConfigError(f"{k} log-probabilities per token were requested; allowed: 0 to {MAX_LOGPROBS}")
     device = logits_NV.device
     chosen_N = torch.empty(num_rows, dtype=torch.float32, device=device)
     rank_N = torch.empty(num_rows, dtype=torch.int64, device=device)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
 """Triton and cuBLAS versions of the vision-tower kernels, with the signatures of `reference_vision`. Strides inside a
-row are compile-time constants: heads of 72 columns are not a multiple of 16, and with a run-time stride Triton would
-load them two bytes at a time."""
+row are compile-time constants: a head of 72 columns is not a multiple of 16, and with a run-time stride Triton would
+load it two bytes at a time."""
 
 import torch
 import triton
@@ -13,12 +13,12 @@ from torch.nn import functional
 from saccade.kernels.overlap import await_inputs, overlapping
 from saccade.kernels.reference_vision import activate
 
-_STRETCH = 2048
+_BLOCK = 2048
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In place, so that attention reads q, k and v from one product."""
+    """Rotates in place; q, k and v are views of one product."""
     num_rows, width = qkv_PX.shape
     head_width = width // (3 * num_heads)
     assert qkv_PX.stride(1) == 1 and cos_PK.shape[1] == head_width, (qkv_PX.stride(), cos_PK.shape, head_width)
@@ -68,13 +68,13 @@ def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P
 
 
 def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[Tensor, Tensor]:
-    """In place."""
+    """Overwrites the embeddings."""
     num_levels, _, width = rows_LED.shape
     num_rows = embeds_TD.shape[0]
     assert embeds_TD.is_contiguous() and rows_LED.stride()[1:] == (width, 1), (embeds_TD.stride(), rows_LED.stride())
     others = torch.empty((num_levels - 1, num_rows, width), dtype=embeds_TD.dtype, device=embeds_TD.device)
     if num_rows:
-        grid = (num_rows, num_levels, triton.cdiv(width, _STRETCH))
+        grid = (num_rows, num_levels, triton.cdiv(width, _BLOCK))
         place_kernel[grid](
             embeds_TD,
             rows_LED,
@@ -83,7 +83,7 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
             num_rows,
             rows_LED.stride(0),
             D=width,
-            BLOCK=min(_STRETCH, triton.next_power_of_2(width)),
+            BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
             num_warps=4,
             **overlapping(embeds_TD),
         )
@@ -95,7 +95,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     assert rows_LUD.stride()[1:] == out_LED.stride()[1:] == (width, 1), (rows_LUD.stride(), out_LED.stride())
     if num_units == 0:
         return
-    grid = (num_units, num_levels, triton.cdiv(width, _STRETCH))
+    grid = (num_units, num_levels, triton.cdiv(width, _BLOCK))
     scatter_kernel[grid](
         rows_LUD,
         targets_U,
@@ -103,7 +103,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
         rows_LUD.stride(0),
         out_LED.stride(0),
         D=width,
-        BLOCK=_STRETCH,
+        BLOCK=_BLOCK,
         num_warps=4,
     )
 
@@ -177,8 +177,8 @@ def place_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (t, level, stretch): a stretch of the vision row for token t. Level 0 overwrites the embedding (text
-    keeps its own); the other levels go to `others`, which is zero at text."""
+    """Program (t, level, block): one block of the vision row for token t. Level 0 overwrites the embedding, unless t is
+    text; the other levels go to `others`, which is zero for text."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     level = tl.program_id(1).to(tl.int64)
@@ -203,7 +203,7 @@ def scatter_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (u, level, stretch): copies a stretch of row u of a level to row targets[u]."""
+    """Program (u, level, block): copies one block of row u of a level to row targets[u]."""
     unit = tl.program_id(0).to(tl.int64)
     level = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

@@ -1,10 +1,10 @@
 """All-reduce and all-gather on a CPU, through gloo.
 
-Each is one torch operation that names its process group, so a recording has one node for it and a replay exchanges the
-current contents. Every rank gets all tensors and adds them in rank order, so all have the same bits.
+Each call is one torch operation that names its process group, so a recording has one node for it and a replay exchanges
+the current contents. Every rank receives all tensors and adds them in rank order, so all get the same bits.
 
-On a size mismatch gloo aborts the process that receives too much and leaves mixed data in the other, so ranks exchange
-sizes first: in a message of one length, which has room for a small tensor as well.
+On a size mismatch gloo aborts the process that receives too much and leaves mixed data in the other. So ranks exchange
+sizes first, in a message of fixed length that also has room for a small tensor.
 """
 
 from typing import Any
@@ -67,9 +67,9 @@ def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
         message[SIZE_BYTES : SIZE_BYTES + nbytes] = data
     messages = torch.empty(size, len(message), dtype=torch.uint8)
     found._allgather_base(messages.view(-1), message).wait()
-    told = messages[:, :SIZE_BYTES].view(torch.int64).view(-1).tolist()
-    if told != [nbytes] * size:
-        raise GraphError(f"ranks bring {', '.join(map(str, told))} bytes to one exchange: their passes differ")
+    sizes = messages[:, :SIZE_BYTES].view(torch.int64).view(-1).tolist()
+    if sizes != [nbytes] * size:
+        raise GraphError(f"ranks pass {', '.join(map(str, sizes))} bytes to one collective: their passes differ")
     if nbytes <= SMALL_BYTES:
         everyone.view(size, nbytes).copy_(messages[:, SIZE_BYTES : SIZE_BYTES + nbytes])
     else:

@@ -1,7 +1,7 @@
-"""The jobs of one resize-and-patchify launch, as a table of numbers. Needs numpy only.
+"""The jobs of one resize-and-patchify launch, as a table of numbers. Needs only numpy.
 
-A job is one image or video or, if that does not fit into a pixel buffer, a band of it: some rows of merged units of one
-time step, with the source rows they need. So memory is bounded for any input.
+A job is one image or video. If that does not fit into a pixel buffer, it is split into bands: some rows of merged units
+of one time step, with the source rows they need. So memory is bounded for any input.
 """
 
 import functools
@@ -20,8 +20,8 @@ from saccade.errors import RequestError
 Resample = Literal["bilinear", "bicubic"]
 Triple = tuple[float, float, float]
 
-RESAMPLING: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
-MAX_JOBS = 64  # per launch; a program finds its job by comparing with all starts
+RESAMPLING: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}  # the filter's radius, in pixels of the coarser image
+MAX_JOBS = 64  # per launch: every program compares all starts to find its job
 BEYOND = 2**31 - 1
 MARGIN_ROWS = 1  # the device computes the first source row in float32
 
@@ -60,8 +60,8 @@ assert _COLUMNS.size == 4 * len(Column)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchSettings:
-    """How pixels are cut into patches: the same for all jobs of a launch. `merge` is the side of the square of patches
-    that become one token and lie together in patch order."""
+    """How pixels are cut into patches; the same for all jobs of a launch. `merge` x `merge` patches become one token
+    and are neighbours in patch order."""
 
     patch: int
     temporal_patch: int
@@ -71,14 +71,14 @@ class PatchSettings:
     resample: Resample
 
     def alone(self) -> "PatchSettings":
-        """Without the fields of a subclass."""
+        """A copy without the fields of a subclass."""
         return PatchSettings(**{field.name: getattr(self, field.name) for field in fields(PatchSettings)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageJob:
-    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on. Each time step has `patches_per_step`
-    patches, from number `first_patch` of the step on; they are written to rows from `out_row` on."""
+    """`frames` (F, rows, old width, 3) hold the source rows from `band_start` on. The job makes `patches_per_step`
+    patches of each time step, from its patch `first_patch` on, and writes them to rows from `out_row` on."""
 
     frames: NDArray[np.uint8]
     old_height: int
@@ -111,7 +111,7 @@ def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int,
 def banded_jobs(
     frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings, max_bytes: int
 ) -> Iterator[ImageJob]:
-    """Splits one job into jobs of at most `max_bytes` each (of pixels, and of scratch)."""
+    """Splits one job into jobs with at most `max_bytes` of pixels and of scratch each."""
     num_frames, old_height, old_width, _ = frames.shape
     side = shape.patch * shape.merge
     per_unit_row = size_hw[1] // shape.patch * shape.merge
@@ -144,7 +144,7 @@ def banded_jobs(
 
 
 def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tuple[int, int]:
-    """The source rows that target rows [start, stop) depend on."""
+    """The range of source rows that target rows [start, stop) depend on."""
     _, reach, num_taps, _ = filter_numbers(old, new, resample)
     low = math.floor((start + 0.5) * old / new - reach - 0.5) - MARGIN_ROWS
     high = math.floor((stop - 0.5) * old / new - reach - 0.5) + num_taps + MARGIN_ROWS
@@ -154,8 +154,8 @@ def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tup
 def write_table(
     table: NDArray[np.int32], jobs: list[ImageJob], places: list[int], shape: PatchSettings
 ) -> tuple[int, int, int]:
-    """Fills a (columns, MAX_JOBS) table for jobs whose pixels are at byte offsets `places`. Returns the number of lines
-    and of patches, and the width of the widest target."""
+    """Fills a (columns, MAX_JOBS) table for jobs whose pixels are at byte offsets `places`. Returns the number of
+    lines, the number of patches, and the width of the widest target."""
     assert 0 < len(jobs) <= MAX_JOBS, len(jobs)
     table[Column.ROWS_START : Column.PATCHES_START + 1, len(jobs) :] = BEYOND
     line = patch = scratch = 0
@@ -169,8 +169,8 @@ def write_table(
 
 @functools.lru_cache(maxsize=4096)
 def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
-    """The filter's stretch, reach and maximum number of taps, and the binary places of its weights: torch keeps weights
-    in 16 bits, with as many places as the largest weight of any pixel allows."""
+    """The filter's stretch, reach and maximum number of taps, and the number of binary places of its weights. torch
+    keeps weights in 16 bits, with as many places as the largest weight allows."""
     stretch = max(old / new, 1.0)
     reach = RESAMPLING[resample] * stretch
     num_taps = math.ceil(2 * reach) + 2
@@ -189,7 +189,7 @@ def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int
 
 
 def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: str, max_rows: int) -> int:
-    """The largest stop (in unit rows) of a band from `start` that needs at most `max_rows` source rows."""
+    """The largest stop, in rows of units, such that a band from `start` needs at most `max_rows` source rows."""
     low, high = start, count
     while low < high:
         middle = (low + high + 1) // 2

@@ -6,61 +6,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_KEPT = 16  # argument lists; static buffers need one or two
+MAX_CACHED = 16  # argument lists per kernel; static buffers need one or two
 
 
 class Current:
-    """The current device and its raw current stream, as Triton itself asks torch for them."""
+    """The current device and its current stream handle, found the way Triton itself finds them."""
 
     def __init__(self) -> None:
         self.stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def device(self) -> int:
-        """-1 before CUDA is initialised: nothing can have been compiled for a device then."""
+        """-1 before CUDA is initialised, when no kernel can have been compiled for a device."""
         return torch.cuda.current_device() if torch.cuda.is_initialized() else -1
 
 
-class KeptLaunch:
-    """A Triton kernel that skips Python overhead: `kernel[grid](*args, **constants)` binds, inspects and hashes all
-    arguments at every launch; here that happens once per `key`, and later launches run the compiled kernel directly.
+class CachedLaunch:
+    """A Triton kernel that skips Python overhead. `kernel[grid](*args, **constants)` binds, inspects and hashes all
+    arguments at every launch. Here that happens once per `key`; later launches run the compiled kernel directly.
 
-    Invariant: equal keys mean equal arguments: the same address, type and stride of every tensor, the same values. The
-    current device is added to the key. So everything Triton specialised the kernel on still holds. The stream is
-    looked up at every launch. Only addresses are kept, so no tensor is kept alive.
+    Invariant: equal keys mean equal arguments (values, and the address, dtype and strides of every tensor). The current
+    device is part of the key. So everything that Triton specialised the kernel on still holds. The stream is looked up
+    at every launch. Only addresses are stored, so no tensor is kept alive.
 
-    If a direct launch fails because Triton's interface differs or it interprets, it fails before launching anything,
-    and all launches are ordinary ones from then on. Triton's profiler hooks see ordinary launches only.
+    A direct launch that fails because Triton interprets or has another interface fails before it launches anything.
+    From then on all launches are ordinary. Triton's profiler hooks see only ordinary launches.
     """
 
     def __init__(self, kernel: Any, current: Any = None) -> None:
         self._kernel = kernel
         self._current: Any = current or Current()
-        self._kept: dict[Hashable, tuple[Any, list[Any]]] = {}
-        self._can_keep = self._current.stream is not None
+        self._cached: dict[Hashable, tuple[Any, list[Any]]] = {}
+        self._can_cache = self._current.stream is not None
 
     def __call__(self, key: Hashable, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
         device = self._current.device()
-        kept = self._kept.get((device, key))
-        if kept is None or not self._launch_directly(grid, device, *kept):
-            self._keep((device, key), self._kernel[grid](*args, **constants), args, constants)
+        cached = self._cached.get((device, key))
+        if cached is None or not self._launch_directly(grid, device, *cached):
+            self._remember((device, key), self._kernel[grid](*args, **constants), args, constants)
 
     def _launch_directly(self, grid: tuple[int, int], device: int, compiled: Any, bound: list[Any]) -> bool:
-        """What Triton calls after it has processed the arguments; the three None are for its profiler."""
+        """Makes the call that Triton makes once it has processed the arguments. The three None are its profiler's."""
         try:
             stream = self._current.stream(device)
             compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *bound)
         except (AttributeError, TypeError):
-            self._can_keep = False
-            self._kept.clear()
-        return self._can_keep
+            self._can_cache = False
+            self._cached.clear()
+        return self._can_cache
 
-    def _keep(self, key: Hashable, compiled: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """A compiled kernel takes all parameters by position, including constants; addresses as integers."""
+    def _remember(self, key: Hashable, compiled: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """A compiled kernel takes all parameters by position, constants included, and addresses as integers."""
         names = getattr(self._kernel, "arg_names", ())[len(args) :]
-        self._can_keep = self._can_keep and compiled is not None and bool(names) and constants.keys() >= set(names)
-        if not self._can_keep:
+        self._can_cache = self._can_cache and compiled is not None and bool(names) and constants.keys() >= set(names)
+        if not self._can_cache:
             return
-        if len(self._kept) >= MAX_KEPT:
-            self._kept.clear()
+        if len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
         addresses = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-        self._kept[key] = compiled, [*addresses, *(constants[name] for name in names)]
+        self._cached[key] = compiled, [*addresses, *(constants[name] for name in names)]

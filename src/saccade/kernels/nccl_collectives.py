@@ -20,7 +20,7 @@ class NcclCollectives(Collectives):
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def reserve(self, nbytes: int) -> None:
-        """NCCL has its own buffers."""
+        """Does nothing: NCCL has its own buffers."""
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format) if out is None or not out.is_contiguous() else out

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Programmatic dependent launch, on Hopper and later: a kernel starts before its predecessor is done.
+"""Programmatic dependent launch on Hopper and later: a kernel starts before its predecessor is done.
 
-A GPU idles for a microsecond or two between kernels of a stream, and a pass over few rows has hundreds of small ones. A
-kernel launched with `overlapping` is set up in that time, then waits in `await_inputs` for its predecessors' writes.
+A GPU idles for a microsecond or two between two kernels of a stream, and a pass over few rows runs hundreds of small
+kernels. A kernel launched with `overlapping` is set up during that time, then waits in `await_inputs` for its
+predecessors' writes.
 
 Safety rule: every program, even one with nothing to do, calls `await_inputs` before it reads or writes anything that
-another kernel writes or reads. Only weights may be read earlier. Then a finished kernel implies that all kernels before
-it are finished.
+another kernel writes or reads. Only weights may be read earlier. So once a kernel is finished, so are all before it.
 """
 
 from functools import lru_cache
@@ -33,7 +33,7 @@ def await_inputs(OVERLAPS: tl.constexpr):
 
 
 def overlapping(x: Tensor) -> dict[str, Any]:
-    """Launch keywords for a kernel that calls `await_inputs`, on the device of x."""
+    """Launch keywords for a kernel on the device of x that calls `await_inputs`."""
     return _ON if _can_overlap(x.device) else _OFF
 
 

@@ -1,9 +1,9 @@
 """Matrix products on Hopper: cuBLAS, or a quack tile where that is faster.
 
-A product takes whole waves of tiles over the GPU's multiprocessors, so its time follows from the tile size: cuBLAS
-loses up to a quarter when the rows fit its tiles badly. Fusing an activation saves a pass over memory. `choose` is a
-pure function of the shape, so switching graphs off changes no bit. Its thresholds come from a scan of tiles on one
-H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
+A product runs in whole waves of tiles over the GPU's multiprocessors, so its time follows from the tile size: cuBLAS
+loses up to a quarter when its tiles fit the rows badly. Fusing an activation saves a pass over memory. `choose` is a
+pure function of the shape, so eager passes and graphs give the same bits. Its thresholds come from a scan of tiles on
+one H200, at the shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
 """
 
 import importlib
@@ -23,21 +23,21 @@ Kind = Literal["plain", "bias", "gated", "gelu_tanh"]
 _NUM_PROCESSORS = 132
 _FLOPS_PER_US = 5.93e6  # per multiprocessor, when the whole GPU reaches 783 TFLOP/s
 _LAUNCH_US = 3.0
-_FEWEST_ROWS = 384  # below this, cuBLAS splits the inner dimension better
+_MIN_ROWS = 384  # below this, cuBLAS splits the inner dimension better
 _MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
 _WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
 _BYTES_PER_US = 4e6
-_LEAST_SHARE = 0.84  # of peak that a tile must reach by estimate to be preferred to cuBLAS
-_LEAST_SHARE_ACTIVATED = 0.7  # lower because cuBLAS needs a second kernel
+_MIN_SHARE = 0.84  # of peak: a tile must reach this by estimate to be preferred to cuBLAS
+_MIN_SHARE_ACTIVATED = 0.7  # lower, because cuBLAS needs a second kernel
 _FEW_ROWS = 512  # below this cuBLAS is further from peak, and narrow tiles fill the GPU in one wave
-_LEAST_SHARE_FEW = 0.75
-_LEAST_FILLED = 0.92  # of a narrow tile's columns: below this, whole clusters wait on padding
+_MIN_SHARE_FEW = 0.75
+_MIN_FILLED = 0.92  # of a narrow tile's columns; below this, whole clusters compute padding
 _ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `columns` of the result (of its transpose if `is_swapped`), computed by one group of threads."""
+    """`rows` x `columns` of the result (of its transpose if `is_swapped`), computed by one thread block."""
 
     rows: int
     columns: int
@@ -77,36 +77,36 @@ EVERY_TILE: list[tuple[Kind, Tile]] = [
     *(("plain", tile) for tile in _NARROW),
     ("gated", _SMALL),
 ]
-_STEP = 16  # divides the rows and columns of every tile: where choices change
-_MANY = 8192  # rows, from which on choices hardly change
+_STEP = 16  # divides the rows and columns of every tile, so choices change only near its multiples
+_MANY = 8192  # rows; the choice hardly changes above this
 
 
 @lru_cache(maxsize=65536)
 def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
     """The tile for a product of (m, k) and (k, n); None for cuBLAS (and a separate kernel for an activation)."""
-    if m < _FEWEST_ROWS or n % 8 or k % 8:
+    if m < _MIN_ROWS or n % 8 or k % 8:
         return None
     if kind == "gated":
         return _choose_gated(m, n, k)
     if k > n and m >= _MANY_ROWS[kind]:
-        return None  # cuBLAS was as fast or faster for all such large k
+        return None  # cuBLAS was at least as fast in all measurements with such a large k
     tile = _fastest(kind, m, n, k)
-    return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
+    return tile if _share(tile, m, n, k) >= _min_share(kind, m) else None
 
 
 @lru_cache
 def _tiles_of(kind: Kind, n: int, k: int) -> frozenset[Tile]:
-    """Tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile looks best at the
-    upper one; some limits are at multiples, so that the row before counts too."""
-    steps = [*range(_FEWEST_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
+    """The tiles that `choose` returns for any number of rows. Between two multiples of the step, a tile is most
+    efficient at the upper one. Some limits are at multiples, so the row before each is tried too."""
+    steps = [*range(_MIN_ROWS, _MANY, _STEP), *range(_MANY, 8 * _MANY, _MANY // 8)]
     rows = (row for step in steps for row in (step, step - 1))
     return frozenset(tile for row in rows if (tile := choose.__wrapped__(kind, row, n, k)) is not None)
 
 
-def _least_share(kind: Kind, m: int) -> float:
+def _min_share(kind: Kind, m: int) -> float:
     if kind == "gelu_tanh":
-        return _LEAST_SHARE_ACTIVATED
-    return _LEAST_SHARE_FEW if kind == "plain" and m < _FEW_ROWS else _LEAST_SHARE
+        return _MIN_SHARE_ACTIVATED
+    return _MIN_SHARE_FEW if kind == "plain" and m < _FEW_ROWS else _MIN_SHARE
 
 
 def _choose_gated(m: int, n: int, k: int) -> Tile | None:
@@ -114,13 +114,13 @@ def _choose_gated(m: int, n: int, k: int) -> Tile | None:
         return _SMALL
     fused_tile, plain = _fastest("gated", m, n, k), _fastest("plain", m, n, k)
     apart_us = plain.microseconds(m, n, k) + _LAUNCH_US + 3 * m * n / _BYTES_PER_US
-    is_fast = _share(fused_tile, m, n, k) >= _LEAST_SHARE_ACTIVATED and fused_tile.microseconds(m, n, k) < apart_us
+    is_fast = _share(fused_tile, m, n, k) >= _MIN_SHARE_ACTIVATED and fused_tile.microseconds(m, n, k) < apart_us
     return fused_tile if is_fast else None
 
 
 def _fastest(kind: Kind, m: int, n: int, k: int) -> Tile:
     narrow = _NARROW if kind == "plain" and m < _FEW_ROWS else ()
-    filled = (tile for tile in narrow if m / _up(m, tile.columns) >= _LEAST_FILLED)
+    filled = (tile for tile in narrow if m / _up(m, tile.columns) >= _MIN_FILLED)
     return min((*_TILES[kind], *filled), key=lambda tile: tile.microseconds(m, n, k))
 
 
@@ -131,7 +131,7 @@ class HopperProducts:
     plain: Callable[..., Any]
     activated: Callable[..., Any]
     configs: Mapping[Tile, Any]
-    met: set[tuple[Kind, int, int]] = field(default_factory=set)  # kind, n and k of the products so far
+    shapes_seen: set[tuple[Kind, int, int]] = field(default_factory=set)  # kind, n and k of the products so far
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         tile = self._tile("plain" if bias is None else "bias", x, weight)
@@ -160,14 +160,14 @@ class HopperProducts:
         return y
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compile every tile that the products so far may get with other rows: seconds each, and no time once quack's
-        disk cache has them."""
+        """Compiles every tile that the products so far may need at other numbers of rows. That takes seconds per tile,
+        unless it is in quack's disk cache."""
         for kind, tile in self.tiles():
             self.compile_tile(kind, tile, device, dtype)
 
     def tiles(self) -> list[tuple[Kind, Tile]]:
-        """Tiles of the products so far, with any number of rows. All tiles, if there was no product."""
-        shapes = self.met | {("plain", n, k) for kind, n, k in self.met if kind == "gated"}
+        """The tiles that the products so far may need at any number of rows; all tiles if there was no product yet."""
+        shapes = self.shapes_seen | {("plain", n, k) for kind, n, k in self.shapes_seen if kind == "gated"}
         found = {(kind, tile) for kind, n, k in shapes for tile in _tiles_of(kind, n, k)}
         return [each for each in EVERY_TILE if each in found or not shapes]
 
@@ -186,7 +186,7 @@ class HopperProducts:
     def _tile(self, kind: Kind, x: Tensor, weight: Tensor) -> Tile | None:
         if x.dim() != 2 or not x.is_contiguous() or not weight.is_contiguous():
             return None
-        self.met.add((kind, *weight.shape))
+        self.shapes_seen.add((kind, *weight.shape))
         return choose(kind, x.shape[0], *weight.shape)
 
     def _activate(
@@ -206,7 +206,7 @@ class HopperProducts:
 
 
 def load_products() -> HopperProducts | str:
-    """The products, or why there are none."""
+    """Returns the products, or the reason they cannot be used."""
     try:
         interface = importlib.import_module("quack.gemm_interface")
         config = importlib.import_module("quack.gemm_config").GemmConfig

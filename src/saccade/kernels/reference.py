@@ -1,8 +1,8 @@
 """Plain-torch oracles of every kernel: the CPU path, and the reference that GPU kernels are tested against.
 
-T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block, W columns
-that rotary turns. All compute in float32 and return the dtype of their input. None reads a tensor on the host or
-derives a shape from data, so each can be recorded once and replayed on the same storages with other contents.
+T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block, W rotated
+columns. All compute in float32 and return the dtype of their input. None reads a tensor on the host or derives a shape
+from data, so each can be recorded once and replayed on the same storages with other contents.
 """
 
 import torch
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
 
 
 def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """`gated_activation` of x weight', whose rows are [gate | up]. The product may or may not be rounded first."""
+    """`gated_activation` of x weight', which is [gate | up]. Implementations may or may not round the product first."""
     return gated_activation(functional.linear(x, weight), kind)
 
 
@@ -98,15 +98,15 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     *,
     offset: float = 0.0,
 ) -> Tensor:
-    """RMS norm over each head if a weight is given, then rotary, with no rounding in between. Returns the queries; row
-    t of the keys and values goes to slot `slots_T[t]` = block * B + place in the block.
+    """Applies an RMS norm to each head if its weight is given, then rotary, with no rounding in between. Returns the
+    queries, and stores row t of the keys and values in slot `slots_T[t]` = block * B + position in the block.
 
-    Rotary turns the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin, which are
-    laid out per column (M-RoPE sections already resolved). Columns past W are unchanged.
+    Rotary turns the pairs (i, i + W/2) of the first W columns of each head, where W is the width of cos and sin. These
+    are laid out per column, with M-RoPE sections already resolved. Columns past W are unchanged.
 
-    Padded rows share the slots of block 0, so its contents are undefined. Non-finite values are stored as 0: fast
-    attention kernels read whole tiles and give weight zero to what is past a request, and 0 * NaN is NaN, so a NaN
-    would reach the next owner of the block. The request's own rows still show it, through the keys.
+    Padded rows share the slots of block 0, so its contents are undefined. Non-finite values are stored as 0. Fast
+    attention kernels read whole tiles and give weight zero to slots past a request; 0 * NaN is NaN, so a NaN would
+    reach the block's next owner. The request that produced it still sees it, through its keys.
     """
     q = q_THD.float() if q_weight is None else _rms_norm_float(q_THD, q_weight, eps, offset)
     k = k_TGD.float() if k_weight is None else _rms_norm_float(k_TGD, k_weight, eps, offset)

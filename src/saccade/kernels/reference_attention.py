@@ -4,7 +4,8 @@ T rows, S segments, R requests, H query heads, G key/value heads, D head width, 
 of a block table; L query rows and K keys of one segment or request.
 
 Each function is one torch operation, so a recording has a single node, which reads boundaries, lengths and tables when
-it runs. It does no padded work, its temporaries end with the call, and segments and requests never mix: 0 * NaN is NaN.
+it runs. It does no work for padding and frees its temporaries on return. Segments and requests never mix, not even with
+weight zero: 0 * NaN is NaN.
 """
 
 from collections.abc import Callable
@@ -48,8 +49,8 @@ def varlen_attention(
 ) -> Tensor:
     """Attention inside each segment `cu_seqlens[s]:cu_seqlens[s + 1]` of the packed rows.
 
-    `cu_seqlens[-1]` is T (padded rows are a segment of their own); a segment may be empty and has at most `max_seqlen`
-    rows. Rows past that are zero in the result, which exposes a graph that froze too small a length.
+    `cu_seqlens[-1]` is T: padded rows form their own segment. A segment may be empty and has at most `max_seqlen` rows.
+    Any rows past that are zero in the result, which exposes a graph that froze too small a length.
     """
     out_THD = q_THD.new_zeros(q_THD.shape)
     for start, end in pairwise(cu_seqlens_S1.tolist()):
@@ -117,7 +118,7 @@ def paged_attention(  # noqa: PLR0913
 
 
 def _attend(q_LHD: Tensor, k_KGD: Tensor, v_KGD: Tensor, visible_LK: Tensor | None, scale: float) -> Tensor:
-    """In float32."""
+    """Computes in float32."""
     share = q_LHD.shape[1] // k_KGD.shape[1]
     q_HLD, k_HKD, v_HKD = (
         x.float().transpose(0, 1) for x in (q_LHD, k_KGD.repeat_interleave(share, 1), v_KGD.repeat_interleave(share, 1))

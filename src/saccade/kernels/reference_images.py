@@ -1,10 +1,10 @@
-"""Resizes, normalises and cuts decoded pixels into the patch rows of a vision tower. The CPU path and oracle.
+"""Resizes and normalises decoded pixels and cuts them into the patch rows of a vision tower: the CPU path and oracle.
 
 F frames, H x W pixels, P patches, C columns of a patch row.
 
-The resize is torch's for bytes, which torchvision and so the fast processors of transformers use on the CPU: an
-antialiased filter along rows, then along columns, rounded to bytes after each. Order and rounding affect the result by
-many levels next to saturated edges (Pillow 13 may take the columns first).
+The resize is torch's for bytes, which torchvision, and so the fast processors of transformers, use on the CPU: an
+antialiased filter along rows, then along columns, rounded to bytes after each. Next to saturated edges, order and
+rounding change the result by many levels (Pillow 13 may filter columns first).
 """
 
 import torch
@@ -20,9 +20,9 @@ def resize_patchify(
 ) -> Tensor:
     """Patch rows of one image (H, W, 3) or one video (F, H, W, 3) of bytes, resized to `size_hw`.
 
-    Rows are ordered by time, then by merge x merge groups, then within a group; the columns of a row by channel, frame
-    within the temporal patch, y, x. The last frame is repeated to fill a temporal patch, as is an image's only one.
-    With merge = temporal_patch = 1 the rows are in raster order, as a convolution would visit them.
+    Rows are ordered by time, then by merge x merge group, then within the group. Columns are ordered by channel, frame
+    within the temporal patch, y, x. The last frame is repeated to fill the last temporal patch; so is the only frame of
+    an image. With merge = temporal_patch = 1 the rows are in raster order, as a convolution would visit them.
     """
     frames_FHWC = pixels_FHWC.unsqueeze(0) if pixels_FHWC.dim() == 3 else pixels_FHWC
     patch, temporal_patch, merge = settings.patch, settings.temporal_patch, settings.merge
@@ -47,12 +47,12 @@ def resize_patchify(
 
 def _check_request(frames_FHWC: Tensor, size_hw: tuple[int, int], multiple: int, resample: str) -> None:
     if resample not in RESAMPLING:
-        raise ConfigError(f"resampling {resample!r} is not known; allowed: {', '.join(RESAMPLING)}")
+        raise ConfigError(f"unknown resampling {resample!r}; allowed: {', '.join(RESAMPLING)}")
     if frames_FHWC.dtype != torch.uint8 or frames_FHWC.dim() != 4 or frames_FHWC.shape[-1] != 3:
         raise ConfigError(
-            f"pixels are {frames_FHWC.dtype} of shape {tuple(frames_FHWC.shape)}; want RGB bytes, (F, H, W, 3)"
+            f"pixels are {frames_FHWC.dtype} of shape {tuple(frames_FHWC.shape)}; expected RGB bytes, (F, H, W, 3)"
         )
     if min(frames_FHWC.shape) == 0 or min(size_hw) < multiple or size_hw[0] % multiple or size_hw[1] % multiple:
         raise ConfigError(
-            f"cannot resize {tuple(frames_FHWC.shape)} to {size_hw}; want no empty side and multiples of {multiple}"
+            f"cannot resize {tuple(frames_FHWC.shape)} to {size_hw}; sides must be positive multiples of {multiple}"
         )

@@ -1,6 +1,6 @@
-"""Plain-torch oracles of the kernels around weights in e4m3. See `saccade.kernels.reference` and `weight`.
+"""Plain-torch oracles of the kernels for e4m3 weights. See `saccade.kernels.reference` and `weight`.
 
-They round where the GPU's kernels do: inputs to e4m3, sums in float32, and the result once.
+They round where the GPU kernels do: inputs to e4m3, and the float32 sum once at the end.
 """
 
 import torch
@@ -13,23 +13,23 @@ from saccade.kernels.weight import Pending, Scaled, Weight, matrix_of, scale_inp
 
 
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x weight' + bias, written to `out` where a caller has a place for it."""
-    return _hand_over(functional.linear(unscaled(x), matrix_of(weight), _float(bias)).to(weight.dtype), out)
+    """x weight' + bias, written to `out` if given."""
+    return _copy_to(functional.linear(unscaled(x), matrix_of(weight), _float(bias)).to(weight.dtype), out)
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """The same for a single row, which is not rounded."""
-    return _hand_over(functional.linear(x.float(), matrix_of(weight), _float(bias)).to(weight.dtype), out)
+    """`scaled_linear` of a single row, which is not rounded to e4m3."""
+    return _copy_to(functional.linear(x.float(), matrix_of(weight), _float(bias)).to(weight.dtype), out)
 
 
 def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
-    """silu(gate) * up of a single row's product with [gate | up]; each product is rounded first."""
+    """silu(gate) * up of a single row, where x weight' is [gate | up]. The product is rounded first."""
     gate, up = row_linear(x, weight).float().chunk(2, dim=-1)
     return (activate(gate, "silu") * up).to(weight.dtype)
 
 
 def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x weight' + bias of a row whose norm is pending: it is rounded as `rms_norm` rounds it."""
+    """x weight' + bias of a row whose norm is pending. The norm rounds its result as `rms_norm` does."""
     row = pending.normed(reference.rms_norm, reference.add_rms_norm)
     if weight.is_plain:
         return reference.linear(row, weight.data, bias, out)
@@ -37,7 +37,7 @@ def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None,
 
 
 def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
-    """silu(gate) * up of such a row's product with [gate | up]."""
+    """silu(gate) * up of a row whose norm is pending, where x weight' is [gate | up]."""
     row = pending.normed(reference.rms_norm, reference.add_rms_norm)
     return reference.gated_linear(row, weight.data, "silu") if weight.is_plain else row_gated_linear(row, weight)
 
@@ -45,7 +45,7 @@ def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
 def scaled_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight, *, offset: float = 0.0
 ) -> tuple[Scaled, Tensor]:
-    """`rms_norm` of `x + residual` as inputs of a weight, rounded to the dtype of x first; and that sum."""
+    """`rms_norm` of `x + residual`, rounded to the dtype of x and then scaled for the weight `feeds`; and the sum."""
     total = x if residual is None else x + residual
     wide = total.float()
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (weight.float() + offset)
@@ -55,30 +55,30 @@ def scaled_rms_norm(
 def scaled_layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, feeds: Weight
 ) -> tuple[Scaled, Tensor]:
-    """`layer_norm` of `x + residual` as inputs of a weight, rounded to the dtype of x first; and that sum."""
+    """`layer_norm` of `x + residual`, rounded to the dtype of x and then scaled for the weight `feeds`; and the sum."""
     total = x if residual is None else x + residual
     y = functional.layer_norm(total.float(), x.shape[-1:], weight.float(), _float(bias), eps)
     return scale_inputs(y.to(x.dtype), feeds), total
 
 
 def scaled_gated_activation(gate_up: Tensor, kind: str, feeds: Weight) -> Scaled:
-    """`gated_activation` as inputs of a weight, rounded to the dtype of the rows first."""
+    """`gated_activation`, rounded to the dtype of its input and then scaled for the weight `feeds`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return scale_inputs((activate(gate, kind) * up).to(gate_up.dtype), feeds)
 
 
 def scaled_activation(x: Tensor, kind: str, feeds: Weight) -> Scaled:
-    """An activation as inputs of a weight, rounded to the dtype of the rows first."""
+    """An activation, rounded to the dtype of its input and then scaled for the weight `feeds`."""
     return scale_inputs(activate(x.float(), kind).to(x.dtype), feeds)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
-    """Rows up to `ends_E[e]` times expert e's matrix, (E, N, K)."""
+    """Multiplies each expert's rows with its matrix of (E, N, K); the rows of expert e end before `ends_E[e]`."""
     return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends_E)
 
 
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
-    """`grouped_linear` of inputs and experts in e4m3."""
+    """`grouped_linear` with inputs and experts in e4m3."""
     return functional.grouped_mm(unscaled(x), matrix_of(weight).transpose(1, 2), offs=ends_E).to(weight.dtype)
 
 
@@ -86,5 +86,5 @@ def _float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.float()
 
 
-def _hand_over(y: Tensor, out: Tensor | None) -> Tensor:
+def _copy_to(y: Tensor, out: Tensor | None) -> Tensor:
     return y if out is None else out.copy_(y)

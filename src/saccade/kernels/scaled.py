@@ -1,4 +1,4 @@
-"""Products of weights in e4m3 on a GPU, with the signatures of `reference_scaled`: cuBLAS, and Triton around it."""
+"""Products with e4m3 weights on a GPU, with the signatures of `reference_scaled`: cuBLAS, with Triton around it."""
 
 from functools import lru_cache
 from typing import Any
@@ -17,52 +17,46 @@ from saccade.kernels.triton_scaled import grouped_kernel, narrow_kernel, scaled_
 from saccade.kernels.vectors import is_vector_norm, pending_vector_linear, scaled_vector_linear
 from saccade.kernels.weight import BLOCK, E4M3, Layout, Pending, Scaled, Weight
 
-_ALIGNED_ROWS = 4  # of a product by blocks: cuBLAS refuses others
-_FEWEST_WITH_BIAS = 64  # rows of a product to which cuBLAS adds a bias itself
-_FEW_ROWS = 64  # of a product that cuBLAS cuts into too few tiles to keep the GPU reading
+_ALIGNED_ROWS = 4  # cuBLAS refuses block-scaled products with other numbers of rows
+_MIN_ROWS_WITH_BIAS = 64  # rows from which on cuBLAS can add the bias itself
+_FEW_ROWS = 64  # up to this, cuBLAS makes too few tiles to saturate memory bandwidth
 _FEW_COLUMNS = 8192
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
 _HOPPER_SHARED_BYTES = 227 * 1024
 
 
 def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
-    """See `weight.scale_inputs`."""
     return _scaled_rows(x, x.shape[-1], "none", weight)
 
 
 def scaled_gated_activation(gate_up: Tensor, kind: str, feeds: Weight) -> Scaled:
-    """See `reference_scaled.scaled_gated_activation`."""
-    return _scaled_rows(gate_up, gate_up.shape[-1] // 2, f"gated_{_known(kind)}", feeds)
+    return _scaled_rows(gate_up, gate_up.shape[-1] // 2, f"gated_{_checked(kind)}", feeds)
 
 
 def scaled_activation(x: Tensor, kind: str, feeds: Weight) -> Scaled:
-    """See `reference_scaled.scaled_activation`."""
-    return _scaled_rows(x, x.shape[-1], _known(kind), feeds)
+    return _scaled_rows(x, x.shape[-1], _checked(kind), feeds)
 
 
 def scaled_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight, *, offset: float = 0.0
 ) -> tuple[Scaled, Tensor]:
-    """See `reference_scaled.scaled_rms_norm`."""
     return _scaled_norm(x, residual, weight, None, eps, offset, feeds, centres=False)
 
 
 def scaled_layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, feeds: Weight
 ) -> tuple[Scaled, Tensor]:
-    """See `reference_scaled.scaled_layer_norm`."""
     return _scaled_norm(x, residual, weight, bias, eps, 0.0, feeds, centres=True)
 
 
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """See `reference_scaled.scaled_linear`."""
     assert weight.scales is not None
     num_rows, is_torch = x.data.shape[0], is_torch_product(x.data.shape[0], weight)
     if weight.layout is Layout.ROWS:
         y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
         if not is_torch:
             return _narrow(x, weight, bias, y)
-        fused = bias if num_rows >= _FEWEST_WITH_BIAS else None
+        fused = bias if num_rows >= _MIN_ROWS_WITH_BIAS else None
         torch._scaled_mm(
             x.data,
             weight.data.t(),
@@ -94,29 +88,25 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
 
 
 def is_torch_product(num_rows: int, weight: Weight) -> bool:
-    """Whether `scaled_linear` leaves a product to torch, which refuses some shapes by blocks."""
+    """Whether `scaled_linear` leaves this product to torch, which refuses some shapes of block-scaled products."""
     if weight.layout is Layout.ROWS:
         return num_rows > _FEW_ROWS
     return not (num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK)
 
 
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
-    """See `reference_scaled.scaled_grouped_linear`."""
     return _grouped(x, weight, ends_E, None, None)
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """See `reference_scaled.row_linear`."""
     return scaled_vector_linear(x, weight, bias, out, is_gated=False)
 
 
 def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
-    """See `reference_scaled.row_gated_linear`."""
     return scaled_vector_linear(x, weight, None, None, is_gated=True)
 
 
 def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """See `reference_scaled.pending_linear`."""
     if is_vector_norm(pending, weight):
         return pending_vector_linear(pending, weight, bias, out, is_gated=False)
     row = pending.normed(fused.rms_norm, fused.add_rms_norm)
@@ -124,7 +114,6 @@ def pending_linear(pending: Pending, weight: Weight, bias: Tensor | None = None,
 
 
 def pending_gated_linear(pending: Pending, weight: Weight) -> Tensor:
-    """See `reference_scaled.pending_gated_linear`."""
     if is_vector_norm(pending, weight):
         return pending_vector_linear(pending, weight, None, None, is_gated=True)
     row = pending.normed(fused.rms_norm, fused.add_rms_norm)
@@ -167,7 +156,7 @@ def _scaled_norm(
     centres: bool,
 ) -> tuple[Scaled, Tensor]:
     num_rows, width = x.shape
-    assert x.stride(1) == 1 and (residual is None or residual.stride(1) == 1), "rows of a norm are contiguous"
+    assert x.stride(1) == 1 and (residual is None or residual.stride(1) == 1), "norms need contiguous rows"
     found = _new_scaled(num_rows, width, feeds)
     total = x if residual is None else torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     block, tail = _parts(width)
@@ -202,7 +191,7 @@ def _scaled_norm(
 
 def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor:
     num_columns, inner = weight.shape
-    columns, block, stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # the fastest on an H200
+    columns, block, stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # fastest on an H200
     stage_bytes = (_FEW_ROWS + columns) * block
     narrow_kernel[(triton.cdiv(num_columns, columns),)](
         x.data,
@@ -228,11 +217,11 @@ def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor
 
 @lru_cache
 def _shared_bytes(device: torch.device) -> int:
-    """Of one program: 227 KiB on Hopper, 99 KiB on the smallest GPUs that have e4m3."""
+    """Shared memory of one program: 227 KiB on Hopper, 99 KiB on the smallest GPUs with e4m3."""
     found = gpu_for(device)
     if found is None:
         return _HOPPER_SHARED_BYTES
-    properties: Any = torch.cuda.get_device_properties(found)  # torch's stubs do not know this one
+    properties: Any = torch.cuda.get_device_properties(found)  # the attribute is missing from torch's stubs
     return int(properties.shared_memory_per_block_optin)
 
 
@@ -272,7 +261,7 @@ def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out
 
 
 def _new_scaled(num_rows: int, width: int, weight: Weight) -> Scaled:
-    """Rows of e4m3, and scales as cuBLAS reads them: those of blocks lie one column after the other."""
+    """Uninitialised e4m3 rows, with scales laid out as cuBLAS reads them: block scales are column-major."""
     data = torch.empty((num_rows, width), dtype=E4M3, device=weight.data.device)
     if weight.layout is Layout.ROWS:
         return Scaled(data, torch.empty((num_rows, 1), device=data.device))
@@ -280,12 +269,12 @@ def _new_scaled(num_rows: int, width: int, weight: Weight) -> Scaled:
 
 
 def _with_room(scales: Tensor) -> Tensor:
-    """Scales of blocks with what lies behind each row of them: cuBLAS wants to be told of it."""
+    """Block scales including the padding after each row, which cuBLAS expects as part of the shape."""
     return scales.as_strided((scales.shape[0], scales.stride(0)), scales.stride())
 
 
 def _parts(width: int) -> tuple[int, int]:
-    """Of a row, so that as few lanes as possible have nothing to do: a block, and a tail if one is left."""
+    """Splits a row into a block and an optional tail, both powers of two, so that few lanes are idle."""
     whole = max(triton.next_power_of_2(width), BLOCK)
     if width == whole or whole == BLOCK:
         return whole, 0
@@ -293,7 +282,7 @@ def _parts(width: int) -> tuple[int, int]:
     return (whole, 0) if tail == whole // 2 else (whole // 2, tail)
 
 
-def _known(kind: str) -> str:
+def _checked(kind: str) -> str:
     if kind not in ACTIVATIONS:
-        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {kind!r}; allowed: {', '.join(ACTIVATIONS)}")
     return kind

@@ -1,15 +1,15 @@
-"""All-reduce and all-gather through torch's symmetric memory: memory of each GPU that all others have mapped.
+"""All-reduce and all-gather through torch's symmetric memory: GPU memory that all other ranks have mapped.
 
 | algorithm | every rank | good for |
 |---|---|---|
-| one_shot | reads all inputs and adds them up | small tensors: one wait |
-| two_shot | adds up its share and sends it to all | large tensors: less to read |
-| multimem | two_shot, with sums and copies made in the switch | large tensors, if GPUs have multicast |
-| gather | copies all inputs, then adds them up | dtypes that the others do not support |
+| one_shot | reads all inputs and adds them | small tensors: one synchronisation |
+| two_shot | adds its share and sends it to all | large tensors: less to read |
+| multimem | as two_shot, but the switch adds and copies | large tensors, if the GPUs have multicast |
+| gather | copies all inputs, then adds them | dtypes that the others do not support |
 
-All add in rank order (multimem in the switch, once for all ranks), so all ranks get the same bits. Each is a kernel on
-the current stream over fixed addresses, so it can be captured. An input outside the reserved memory is copied there by
-a separate kernel: torch's `one_shot_all_reduce_copy` lets other ranks read before all threads of a block have written.
+All add in rank order (multimem adds in the switch, once for all ranks), so all ranks get the same bits. Each is a
+kernel on the current stream with fixed addresses, so it can be captured. A separate kernel copies an input into the
+reserved memory: torch's `one_shot_all_reduce_copy` lets other ranks read before all threads of a block have written.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class SymmetricCollectives(Collectives):
         self._timings: dict[int, dict[str, float]] = {}
 
     def refusal(self) -> str:
-        """Why ranks cannot map each other's memory, found by trying; empty if they can."""
+        """Tries to map the ranks' memory and returns why that failed, or an empty string."""
         try:
             self._shared(SMALLEST_BYTES)
         except RuntimeError as error:
@@ -58,16 +58,16 @@ class SymmetricCollectives(Collectives):
         return choose(self.choices, nbytes)
 
     def reserve(self, nbytes: int) -> None:
-        """Also measures the fastest algorithm for each size; all ranks use rank 0's timings."""
+        """Also measures which algorithm is fastest at each size. All ranks use rank 0's timings."""
         room = _aligned(max(nbytes, SMALLEST_BYTES))
         torch.cuda.synchronize(self._device)
-        self._control.barrier()  # nobody still reads the memory that is released
+        self._control.barrier()  # no rank still reads the memory released below
         self.memory, self._handle = self._shared(room)
         torch.cuda.synchronize(self._device)
         self._control.barrier()
         self._timings = {size: self._measure(size) for size in measured_sizes(room)}
-        told = self._control.first_rank_says([[size, times] for size, times in self._timings.items()])
-        self._timings = {int(size): times for size, times in told}
+        timings = self._control.broadcast([[size, times] for size, times in self._timings.items()])
+        self._timings = {int(size): times for size, times in timings}
         self.choices = fastest(self._timings)
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
@@ -110,7 +110,7 @@ class SymmetricCollectives(Collectives):
         }
 
     def _shared(self, nbytes: int) -> tuple[Tensor, Any]:
-        """This rank's memory, mapped by the others, and a handle to theirs."""
+        """Allocates memory that the other ranks map. Returns it with a handle to theirs."""
         memory = symmetric.empty(nbytes, dtype=torch.uint8, device=self._device)
         handle = symmetric.rendezvous(memory, self._group)
         memory.zero_()
@@ -127,7 +127,7 @@ class SymmetricCollectives(Collectives):
             target.copy_(ops.multimem_all_reduce_(staged, "sum", self._name))
 
     def _stage(self, x: Tensor) -> Tensor:
-        """The input in the reserved memory as one flat tensor; the padding at its end is undefined."""
+        """The input in the reserved memory, as one flat tensor. The padding at its end is undefined."""
         nbytes = _aligned(x.nbytes)
         check_room(nbytes, self.memory.numel())
         if x.data_ptr() != self.memory.data_ptr() or not x.is_contiguous():
@@ -136,7 +136,7 @@ class SymmetricCollectives(Collectives):
         return self.memory[:nbytes].view(x.dtype)
 
     def _copy_from_all(self, x: Tensor, targets: Sequence[Tensor]) -> None:
-        """The two barriers prevent reads before the data is written, and writes while it is still read."""
+        """The first barrier waits until all ranks have written, the second until all have read."""
         if not targets:
             return
         self._stage(x)
@@ -151,7 +151,7 @@ class SymmetricCollectives(Collectives):
         return {name: self._microseconds(partial(self._sum, name, staged, target)) for name in self.algorithms}
 
     def _microseconds(self, call: Callable[[], None]) -> float:
-        """Time of one sum in the second replay of a graph of several."""
+        """Microseconds per call, from the second replay of a graph of several calls."""
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -183,7 +183,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _can_be_written(out: Tensor, staged: Tensor) -> bool:
-    """Whether a kernel may write the sum directly to `out`: not where other ranks still read."""
+    """Whether a kernel may write the sum straight to `out`. It must not write where other ranks still read."""
     starts = (out.data_ptr(), out.storage_offset() * out.element_size())
     is_aligned = all(start % ALIGNED_BYTES == 0 for start in starts)
     is_alike = out.is_contiguous() and out.dtype == staged.dtype and out.numel() == staged.numel()

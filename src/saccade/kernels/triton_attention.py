@@ -2,8 +2,8 @@
 # ruff: noqa: PLR0913, PLR0915
 """Device code of `saccade.kernels.fused_attention`: online softmax over packed segments and paged keys.
 
-Grids depend on capacities. A program reads its boundaries from device memory and returns at once if its tile is outside
-them. Loads are masked by those boundaries, so values outside have no effect.
+Grids depend only on capacities. A program reads its boundaries from device memory and returns at once if its tile lies
+outside them. Loads are masked by those boundaries, so values outside have no effect.
 """
 
 import triton
@@ -220,7 +220,7 @@ def combine_kernel(
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Combines the partial softmaxes of one (row, head), weights 2 ** (lse - largest lse). SPLITS is a power of 2."""
+    """Combines the partial softmaxes of one (row, head), weighted by 2 ** (lse - largest lse). SPLITS is 2 ** n."""
     await_inputs(OVERLAPS)
     item = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, D_BLOCK)

@@ -2,8 +2,8 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.fused`: norms, gated activations, rotary and key/value writes.
 
-Every program loads its data once, computes in float32 and stores once. Row indices are 64-bit before they are
-multiplied by a stride, because a large cache has more than 2**31 elements.
+Every program loads its data once, computes in float32 and stores once. Row indices are widened to 64 bits before they
+are multiplied by a stride, because a large cache has more than 2**31 elements.
 """
 
 import triton
@@ -33,7 +33,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """y = norm(x), or with ADDS norm(x + residual), the sum going to total. RMS norm, or layer norm with CENTRES."""
+    """y = norm(x); with ADDS y = norm(x + residual) and total is the sum. RMS norm, or layer norm with CENTRES."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (rows < num_rows) & (columns < width)
@@ -65,7 +65,7 @@ def gated_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """y = activation(gate) * up of one stretch of one row laid out as [gate | up]."""
+    """Program (row, block of columns): y = activation(gate) * up, where the row is [gate | up]."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -75,7 +75,7 @@ def gated_kernel(
     if KIND == "silu":
         y = gate * tl.sigmoid(gate) * up
     elif KIND == "gelu_tanh":
-        # 0.5 * (1 + tanh(u)) is sigmoid(2u), and Triton's portable language has no tanh.
+        # 0.5 * (1 + tanh(u)) is sigmoid(2u); Triton's portable language has no tanh.
         y = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
         y = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up

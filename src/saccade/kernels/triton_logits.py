@@ -2,14 +2,14 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.fused_sampling`: in-place edits of logits, and log-probabilities.
 
-Penalties read only rows that have them, and only logits of seen tokens; forbidding tokens reads no logits. Kernels do
-not specialise on what a request chooses: that would compile a new version in a step shared with other requests.
+Penalties read only rows that have them, and only the logits of seen tokens; forbidding tokens reads no logits. Kernels
+do not specialise on request parameters, because one request could then stall a shared step with a compilation.
 """
 
 import triton
 import triton.language as tl
 
-from saccade.kernels.triton_floor import KEY_OF_NOTHING, cleaned, key_of, value_of
+from saccade.kernels.triton_floor import NO_KEY, cleaned, key_of, value_of
 from saccade.kernels.triton_sampling import NO_TOKEN, best_of
 
 _IN_PROMPT = tl.constexpr(-(2**31))
@@ -58,7 +58,7 @@ def note_kernel(
     MARKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sets the prompt bit of tokens (MARKS) or counts them. Atomic, because a request may have a token twice."""
+    """Counts tokens, or with MARKS sets their prompt bit. Atomic, because a request may have a token twice."""
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_real = tl.load(is_real_ptr + tokens, mask=tokens < num_tokens, other=0) != 0
     slots = tl.load(slots_ptr + tokens, mask=is_real, other=0).to(tl.int64)
@@ -82,7 +82,8 @@ def bias_kernel(
     ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row, stretch of its list): adds values[row, j] to token ids[row, j], or forbids it if values[row]."""
+    """Program (row, block of its list): with ADDS adds values[row, j] to the logit of token ids[row, j], otherwise
+    forbids that token if values[row] is set."""
     row = tl.program_id(0).to(tl.int64)
     listed = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + row * ids_stride + listed, mask=listed < num_listed, other=-1)
@@ -98,7 +99,7 @@ def bias_kernel(
 
 @triton.jit
 def allow_kernel(logits_ptr, allowed_ptr, vocabulary, row_stride, allowed_stride, CHUNK: tl.constexpr):
-    """Program (row, chunk): -inf wherever the token's bit is 0."""
+    """Program (row, chunk): writes -inf wherever the token's bit is 0."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     inside = columns < vocabulary
@@ -137,12 +138,12 @@ def rank_kernel(
     tl.store(peaks_ptr + place, peak)
     tl.store(masses_ptr + place, tl.sum(tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak)), axis=0))
     tl.store(num_above_ptr + place, tl.sum((x > chosen).to(tl.int32), axis=0))
-    keys = tl.where(inside, key_of(x), KEY_OF_NOTHING)
+    keys = tl.where(inside, key_of(x), NO_KEY)
     for i in range(K):
         key, token = best_of(keys, columns)
         tl.store(top_keys_ptr + place * K + i, key)
         tl.store(top_ids_ptr + place * K + i, token)
-        keys = tl.where(columns == token, KEY_OF_NOTHING, keys)
+        keys = tl.where(columns == token, NO_KEY, keys)
 
 
 @triton.jit
@@ -165,7 +166,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     LISTED: tl.constexpr,
 ):
-    """Program (row): combines its chunks. A chunk may list fewer than K tokens; the rest has KEY_OF_NOTHING."""
+    """Program (row): combines its chunks. A chunk may list fewer than K tokens; the rest have NO_KEY."""
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
     inside = chunks < num_chunks
@@ -181,13 +182,13 @@ def logprob_kernel(
     if K > 0:
         listed = tl.arange(0, LISTED)
         is_listed = listed < num_chunks * K
-        keys = tl.load(top_keys_ptr + row * num_chunks * K + listed, mask=is_listed, other=KEY_OF_NOTHING)
+        keys = tl.load(top_keys_ptr + row * num_chunks * K + listed, mask=is_listed, other=NO_KEY)
         tokens = tl.load(top_ids_ptr + row * num_chunks * K + listed, mask=is_listed, other=NO_TOKEN)
         for i in range(K):
             key, token = best_of(keys, tokens)
             tl.store(out_ids_ptr + row * K + i, token.to(tl.int64))
             tl.store(out_logprobs_ptr + row * K + i, value_of(key) - peak - log_mass)
-            keys = tl.where(tokens == token, KEY_OF_NOTHING, keys)
+            keys = tl.where(tokens == token, NO_KEY, keys)
 
 
 @triton.jit

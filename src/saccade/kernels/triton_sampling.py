@@ -2,10 +2,10 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.fused_sampling`: greedy choice, and sampling with min-p, top-k and top-p.
 
-A row is cut into chunks (one program each, so that few rows fill a GPU too) and chunks into tiles of 128 tokens. The
-first launch reads every logit once and writes each chunk's best score, or for rows with filters each tile's peak and
-mass. The second launch, one program per row, picks the best chunk, or finds the floor (see `triton_floor`) and draws
-from the few tiles that reach it.
+A row is cut into chunks, with one program each so that even few rows fill a GPU, and chunks into tiles of 128 tokens.
+The first launch reads every logit once. It writes each chunk's best score, or for rows with filters each tile's peak
+and mass. The second launch has one program per row. It picks the best chunk, or finds the floor (see `triton_floor`)
+and draws from the few tiles that reach it.
 """
 
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from saccade.kernels import reference_sampling
 from saccade.kernels.triton_floor import (
-    KEY_OF_NOTHING,
+    NO_KEY,
     cleaned,
     key_of,
     key_of_min_p,
@@ -25,7 +25,7 @@ from saccade.kernels.triton_floor import (
 )
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
-LEAST_TEMPERATURE = tl.constexpr(reference_sampling.LEAST_TEMPERATURE)
+MIN_TEMPERATURE = tl.constexpr(reference_sampling.MIN_TEMPERATURE)
 
 
 @triton.jit
@@ -80,14 +80,14 @@ def scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row, chunk). With filters: each tile's peak, and its mass relative to that. Without: the chunk's best
-    logit or best noisy logit, from which `choose_kernel` takes the best chunk."""
+    """Program (row, chunk). With filters it writes each tile's peak, and its mass relative to that. Without filters it
+    writes the chunk's best logit (greedy) or best noisy logit, and `choose_kernel` picks the best chunk."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + chunk
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
     logits_ptr += row * row_stride
-    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+    if (temperature >= MIN_TEMPERATURE) & (has_k | has_p | has_min):
         peaks_ptr += row * num_tiles
         masses_ptr += row * num_tiles
         _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
@@ -123,19 +123,19 @@ def choose_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Program (row): the row's token, from its chunks' best or, with filters, from the tiles that reach its floor."""
+    """Program (row): picks the token from the chunks' best or, with filters, from the tiles that reach the floor."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
     score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
     floor = tl.full([], float("-inf"), tl.float32)
-    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+    if (temperature >= MIN_TEMPERATURE) & (has_k | has_p | has_min):
         logits_ptr += row * row_stride
         hits_ptr += row * num_tiles
         inverse = tl.div_rn(1.0, temperature)
         tiles = tl.arange(0, TILES)
         peaks = tl.load(peaks_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
-        keys = tl.where(tiles < num_tiles, key_of(peaks), KEY_OF_NOTHING)
+        keys = tl.where(tiles < num_tiles, key_of(peaks), NO_KEY)
         score = tl.max(peaks, axis=0)
         low = key_of_min_p(tl.load(min_p_ptr + row), score, temperature)
         if has_k:
@@ -182,7 +182,7 @@ def _scan_tiles(
 def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUNK: tl.constexpr):
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     scores = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
-    if temperature >= LEAST_TEMPERATURE:
+    if temperature >= MIN_TEMPERATURE:
         noise = _gumbel(seed, counter, chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4))
         scores = scores * tl.div_rn(1.0, temperature) + noise
     return best_of(scores, columns)
@@ -190,7 +190,7 @@ def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUN
 
 @triton.jit
 def _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary):
-    """Which filters the row has. The comparisons treat a NaN in a padded row as off."""
+    """Which filters the row has. Comparisons with a NaN, as in a padded row, switch a filter off."""
     k = tl.load(top_k_ptr + row)
     return (k > 0) & (k < vocabulary), tl.load(top_p_ptr + row) < 1.0, tl.load(min_p_ptr + row) > 0.0
 
@@ -214,7 +214,7 @@ def _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _gumbel(seed, counter, quads):
-    """Noise of tokens 4q ... 4q + 3 for each q of quads, in order. See `reference_sampling.gumbel`."""
+    """The noise of tokens 4q ... 4q + 3 for each q in quads, in order. See `reference_sampling.gumbel`."""
     zeros = quads * 0
     low, high = zeros + counter.to(tl.int32), zeros + (counter >> 32).to(tl.int32)
     a, b, c, d = tl.philox(seed, quads, low, high, zeros)

@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Device code of `saccade.kernels.scaled`: rows to e4m3, alone or behind what makes them, and products of experts.
+"""Device code of `saccade.kernels.scaled`: rows in e4m3, alone or fused with a norm or activation, and e4m3 products
+over experts and of few rows.
 
-A program has a whole row, in a block and a tail behind it: its scale is known only when all of it is, and one block of
-a power of two would be half empty at many widths. Values are rounded to the dtype they would have had in between, so
-that the fused kernels give what separate ones would.
+A program holds a whole row, because the scale depends on all of it. The row is a block and a tail: one block of a power
+of two would be half empty at many widths. Values are first rounded to the model's dtype, so that fused kernels give the
+same result as separate ones.
 """
 
 import triton
@@ -34,7 +35,7 @@ def _store_e4m3(out_ptr, y, columns, width):
 
 @triton.jit
 def _store_groups(y, START: tl.constexpr, width, out_ptr, scales_ptr, scale_stride, BLOCK: tl.constexpr):
-    """Part of a row in e4m3, with a scale for every 128 values."""
+    """Stores part of a row in e4m3, with a scale for every 128 values."""
     groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
     scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / LARGEST, SMALLEST_SCALE)
     places = START // GROUP + tl.arange(0, BLOCK // GROUP)
@@ -59,7 +60,7 @@ def _store_scaled(
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """A row in e4m3, under a given scale, one of its own, or one for every 128 values."""
+    """Stores a row in e4m3, with a given scale (GIVEN), one scale for the row, or one for every 128 values (BLOCKS)."""
     out_ptr += row * width
     scales_ptr += row * scale_row_stride
     if BLOCKS:
@@ -77,7 +78,7 @@ def _store_scaled(
 
 @triton.jit
 def _activated(x_ptr, START: tl.constexpr, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Part of a row behind its activation."""
+    """Part of a row after its activation."""
     columns = START + tl.arange(0, BLOCK)
     inside = columns < width
     y = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
@@ -109,8 +110,8 @@ def scaled_rows_kernel(
     TAIL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program t: row t behind an activation: none, or silu, gelu_tanh, gelu of all; with "gated_" in front of the name,
-    of the first half times the second."""
+    """Program t: row t in e4m3 after an activation. KIND is "none", "silu", "gelu_tanh" or "gelu"; with the prefix
+    "gated_" the activation of the row's first half is multiplied with the second half."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
@@ -124,7 +125,7 @@ def scaled_rows_kernel(
 
 @triton.jit
 def _summed(x_ptr, residual_ptr, total_ptr, START: tl.constexpr, width, ADDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Part of a row, with the residual added; the sum goes to total."""
+    """Part of a row; with ADDS the residual is added and the sum written to total."""
     columns = START + tl.arange(0, BLOCK)
     inside = columns < width
     x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
@@ -168,7 +169,7 @@ def scaled_norm_kernel(
     TAIL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program t: the norm of row t as `triton_fused.norm_kernel` computes it, in e4m3; the sum goes to total."""
+    """Program t: the norm of row t in e4m3, computed as in `triton_fused.norm_kernel`; the sum is written to total."""
     weight = _part(weight_ptr, 0, width, BLOCK) + offset
     tail_weight = _part(weight_ptr, BLOCK, width, TAIL) + offset if TAIL else weight
     await_inputs(OVERLAPS)
@@ -223,9 +224,9 @@ def grouped_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Program (i, j): tile i of the rows, counted over the experts' own tiles, and columns j of that expert's product.
+    """Program (i, j): block j of the columns of row tile i. No tile mixes experts; tiles are counted over all experts.
 
-    There are programs for the most tiles that any routing makes; the last ones may have nothing to do.
+    The grid has room for the most tiles that any routing can need, so the last programs may have nothing to do.
     """
     experts = tl.arange(0, EXPERTS)
     there = experts < num_experts
@@ -288,8 +289,8 @@ def narrow_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program j: columns j of the product of a few rows. Reading the weight is all that counts, so tiles are narrow
-    enough to keep every processor reading."""
+    """Program j: block j of the columns of a product with few rows. Its time is the time to read the weight, so tiles
+    are narrow enough to keep every multiprocessor reading."""
     rows, inner = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row_mask, column_mask = rows < num_rows, columns < num_columns

@@ -2,8 +2,8 @@
 # ruff: noqa: C901, PLR0913
 """Device code of `saccade.kernels.vectors`: a matrix times one row, bound by the bandwidth of the weights.
 
-Stretches of a row are (BLOCK / 8, 8): a thread then has the same eight numbers of the row and of the weight, whatever
-their sizes, so that nothing is moved between threads, and eight products become one sum at once.
+Blocks of a row have shape (BLOCK / 8, 8). Each thread then holds the same eight columns of the row and of the weight,
+whatever their element sizes, so no data moves between threads and each thread adds its eight products at once.
 """
 
 import triton
@@ -17,7 +17,7 @@ VECTOR = tl.constexpr(8)
 
 @triton.jit
 def _part(weight_ptr, inside, inner, start, K: tl.constexpr):
-    """Numbers of the weight's rows from `start` on."""
+    """A block of the weight's columns from `start` on."""
     return tl.load(weight_ptr + start, mask=inside[:, None, None] & (start + inner < K)[None, :, :], other=0.0)
 
 
@@ -40,7 +40,7 @@ def _times(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of eight products, times the scale of each 128 x 128 where those have one."""
+    """Sums of eight products. With block scales (SCALES == 2), sums of 128 products times their scale."""
     sums = tl.sum(weight.to(tl.float32) * x[None, :, :], axis=2)
     if SCALES == 2:
         groups = start // GROUP + tl.arange(0, BLOCK // GROUP)
@@ -52,7 +52,7 @@ def _times(
 
 @triton.jit
 def _normed(x, residual_ptr, total_ptr, norm, inner, eps, offset, ADDS: tl.constexpr, K: tl.constexpr):
-    """The RMS norm of x + residual, rounded as `norm_kernel` does; the first program writes the sum."""
+    """The RMS norm of x + residual, rounded as in `norm_kernel`. The first program writes the sum."""
     element = total_ptr.dtype.element_ty
     if ADDS:
         x += _row(residual_ptr, inner, 0, K)
@@ -88,9 +88,9 @@ def vector_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program n: COLUMNS results; with GATED, silu(result) times the result of the weight row num_columns further on.
-    With SCALES a row of the weight has one scale (1), or every 128 x 128 has (2). With NORMS the row is normed first,
-    by every program, behind the addition of a residual with ADDS. The first block of weights is loaded before the
+    """Program n: COLUMNS results. With GATED, silu(result) times the result of the weight row num_columns further on.
+    SCALES is 0 for no scales, 1 for one per row of the weight, 2 for one per 128 x 128 block. With NORMS every program
+    first normalises the row, with ADDS after adding the residual. The first block of weights is loaded before the
     previous kernel is done."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < num_columns

@@ -1,5 +1,6 @@
-"""Products with one row (a decode step of a single request), bound by reading the weights once. `python -m
-tests.gpu.profile_products` compares them with cuBLAS, `python -m tests.gpu.profile_single_rows` tiles with others."""
+"""Products with one row, as in a decode step of a single request. Their time is the time to read the weights once.
+See `tests.gpu.profile_products` for a comparison with cuBLAS, `tests.gpu.profile_single_rows` for a choice of tiles.
+"""
 
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ from saccade.kernels.weight import BLOCK, Layout, Pending, Weight
 
 _HALF = (torch.float16, torch.bfloat16)
 _BLOCK = 4096
-_WIDEST_NORM = 8192  # a program has the whole row
+_WIDEST_NORM = 8192  # every program holds the whole row
 
 
 class VectorTile(NamedTuple):
-    """`columns` of the result per program, which has a stretch of `block` of every weight row at a time."""
+    """Each program computes `columns` results, from blocks of `block` columns of the weight at a time."""
 
     columns: int
     num_warps: int
@@ -47,20 +48,19 @@ def vector_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
 def scaled_vector_linear(
     x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor | None, *, is_gated: bool
 ) -> Tensor:
-    """See `reference_scaled.row_linear` and `row_gated_linear`: numbers of one byte are read, and half the bytes."""
+    """See `reference_scaled.row_linear` and `row_gated_linear`. Reads half the bytes of a 16-bit weight."""
     return _launch(x, weight, bias, out, is_gated=is_gated)
 
 
 def pending_vector_linear(
     pending: Pending, weight: Weight, bias: Tensor | None, out: Tensor | None, *, is_gated: bool
 ) -> Tensor:
-    """See `reference_scaled.pending_linear`: every program norms the row for itself, which is quicker than to wait for
-    one that does."""
+    """See `reference_scaled.pending_linear`. Every program normalises the row itself, which beats a separate kernel."""
     return _launch(pending.x, weight, bias, out, is_gated=is_gated, pending=pending)
 
 
 def tile_for(num_columns: int, inner: int, layout: Layout, *, is_gated: bool) -> VectorTile:
-    """The fastest on an H200. Scales of blocks would not fit into the registers of larger ones."""
+    """The fastest tile on an H200. With block scales, a larger tile would not fit into registers."""
     if layout is Layout.ROWS and not is_gated and inner <= _BLOCK:
         return VectorTile(4, 4, _BLOCK)
     return VectorTile(2, 4, _BLOCK)

@@ -1,8 +1,8 @@
-"""The matrices that rows are multiplied with: numbers, what scales them, and how.
+"""Weight matrices, plain or in e4m3 with scales, and inputs in the form that a weight takes.
 
-M rows of input, N rows of a weight (columns of the result), K inner width. Numbers of one byte are e4m3: each is worth
-itself times its scale. What multiplies them reads its inputs in the same form, but for a single row, where reading the
-weight is all that counts and the row stays as it is.
+M rows of input, N rows of a weight (columns of the result), K inner width. An e4m3 element stands for itself times its
+scale. A product with an e4m3 weight takes its inputs in e4m3, too. A single row is the exception: its time is the time
+to read the weight, so the row stays as it is.
 """
 
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
-SMALLEST_SCALE = 2.0**-40  # what rows of zeros get
+SMALLEST_SCALE = 2.0**-40  # of rows of zeros
 BLOCK = 128
 _ALIGNED_SCALES = 4  # cuBLAS reads the scales of a row of blocks four at a time
 
 
 class Layout(Enum):
     PLAIN = "plain"  # the model's own dtype
-    ROWS = "rows"  # e4m3, a scale for each row; inputs have one for each row, or a given one
-    BLOCKS = "blocks"  # e4m3, a scale for each 128 x 128; inputs have one for every 128 values of a row
+    ROWS = "rows"  # e4m3 with a scale per row; inputs have one per row, too, or a given one
+    BLOCKS = "blocks"  # e4m3 with a scale per 128 x 128 block; inputs have one for every 128 values of a row
 
 
 class Scaled(NamedTuple):
-    """Inputs of a product in e4m3: (M, K), and scales (M, 1) or (M, K / 128 rounded up)."""
+    """Inputs of a product in e4m3, (M, K), with scales (M, 1) or (M, K / 128 rounded up)."""
 
     data: Tensor
     scales: Tensor
 
 
 class Pending(NamedTuple):
-    """A single row whose RMS norm is left to the product that reads it, for one kernel less: x + residual, and the
-    norm's weight. That product writes the sum to `total`, which is x itself without a residual."""
+    """A single row whose RMS norm is left to the product that reads it, which saves a kernel. The product normalises
+    x + residual and writes that sum to `total`. Without a residual, `total` is x itself."""
 
     x: Tensor
     residual: Tensor | None
@@ -45,7 +45,7 @@ class Pending(NamedTuple):
     offset: float
 
     def normed(self, rms_norm: Callable[..., Tensor], add_rms_norm: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
-        """The row, for products that leave the norm to a kernel of its own after all."""
+        """Normalises the row now, for products that cannot do it themselves."""
         if self.residual is None:
             return rms_norm(self.x, self.weight, self.eps, offset=self.offset)
         row, total = add_rms_norm(self.x, self.residual, self.weight, self.eps, offset=self.offset)
@@ -58,10 +58,10 @@ Inputs = Tensor | Scaled | Pending
 
 @dataclass(frozen=True)
 class Weight:
-    """(N, K), or (E, N, K) for experts; `dtype` is that of its products.
+    """A matrix (N, K), or (E, N, K) for experts. `dtype` is the dtype of its products.
 
-    `scales` are float32: (N,), or (N / 128, K / 128) rounded up, behind E if there is one. `input_scale`, one number,
-    is there where a checkpoint says how inputs are scaled.
+    `scales` are float32 and have shape (N,) or (N / 128, K / 128) rounded up, preceded by E for experts. `input_scale`
+    is a scalar, given if the checkpoint says how to scale inputs.
     """
 
     data: Tensor
@@ -79,11 +79,11 @@ class Weight:
         return self.layout is Layout.PLAIN
 
     def needs_scaled(self, num_rows: int) -> bool:
-        """Whether a product with so many rows reads them as `Scaled`."""
+        """Whether a product with `num_rows` rows takes them as `Scaled`."""
         return self.layout is not Layout.PLAIN and num_rows > 1
 
     def rows(self, start: int, count: int) -> "Weight":
-        """A view of some rows; of whole blocks where those have scales."""
+        """A view of some rows. With block scales it must start at a block."""
         if self.scales is None:
             return replace(self, data=self.data[start : start + count])
         step = 1 if self.layout is Layout.ROWS else BLOCK
@@ -98,12 +98,12 @@ class Weight:
         return replace(self, data=self.data[:, :count], scales=self.scales[:, : -(-count // BLOCK)])
 
     def experts(self) -> list["Weight"]:
-        """A view of each."""
+        """A view of each expert's matrix."""
         scales = [None] * len(self.data) if self.scales is None else list(self.scales)
         return [replace(self, data=data, scales=own) for data, own in zip(self.data, scales, strict=True)]
 
     def fill(self, tensor: Tensor) -> None:
-        """Take the numbers of a tensor, rounded where this weight has scales."""
+        """Copies a tensor, quantising it if this weight has scales."""
         if self.scales is None:
             self.data.copy_(tensor)
             return
@@ -115,7 +115,7 @@ class Weight:
 def new_weight(
     *shape: int, layout: Layout, dtype: torch.dtype, device: torch.device, has_input_scale: bool = False
 ) -> Weight:
-    """Zeros, which scales of 1 leave as they are."""
+    """A weight of zeros, with scales of 1."""
     if layout is Layout.PLAIN:
         return Weight(torch.zeros(shape, dtype=dtype, device=device), dtype)
     *experts, num_rows, inner = shape
@@ -130,7 +130,7 @@ def new_weight(
 
 
 def quantize(tensor: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """A matrix in e4m3, with scales such that the largest value under each becomes the largest number there is."""
+    """A matrix in e4m3 and its scales, which map the largest absolute value to the largest e4m3 number."""
     if layout is Layout.ROWS:
         scales = to_scale(tensor.float().abs().amax(dim=1))
         return to_e4m3(tensor.float() / scales.unsqueeze(1)), scales
@@ -139,7 +139,7 @@ def quantize(tensor: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 
 def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
-    """Inputs of a product with this weight, in its form. A row that is not finite spoils itself alone."""
+    """Converts inputs to the form that this weight takes. A non-finite row does not affect the others."""
     x = x.float()
     if weight.input_scale is not None:
         scales = weight.input_scale.expand(x.shape[0], 1).contiguous()
@@ -158,13 +158,13 @@ def num_rows_of(inputs: Inputs) -> int:
 
 
 def unscaled(inputs: Scaled) -> Tensor:
-    """What inputs are worth, in float32."""
+    """The values of scaled inputs, in float32."""
     scales = inputs.scales if inputs.scales.shape[1] == 1 else _wide(inputs.scales, inputs.data.shape[1])
     return inputs.data.float() * scales
 
 
 def matrix_of(weight: Weight) -> Tensor:
-    """What a weight is worth, in float32."""
+    """The values of a weight, in float32."""
     if weight.scales is None:
         return weight.data.float()
     scales = weight.scales.unsqueeze(-1) if weight.layout is Layout.ROWS else spread(weight.scales, weight.shape)
@@ -176,12 +176,12 @@ def to_scale(largest: Tensor) -> Tensor:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Rounded to the nearest; what is beyond the largest number becomes that, and not NaN."""
+    """Rounds to nearest. Values beyond the largest number are clamped to it; torch would make them NaN."""
     return x.clamp(-LARGEST, LARGEST).to(E4M3)
 
 
 def spread(scales: Tensor, shape: torch.Size) -> Tensor:
-    """The scales of blocks, once for each number of a matrix of this shape."""
+    """Block scales, repeated for each element of a matrix of this shape."""
     tall = scales.repeat_interleave(BLOCK, dim=-2)[..., : shape[-2], :]
     return _wide(tall, shape[-1])
 
@@ -191,6 +191,6 @@ def _wide(scales: Tensor, width: int) -> Tensor:
 
 
 def _blocks(x: Tensor, height: int) -> Tensor:
-    """(rows of blocks, height, columns of blocks, 128), with zeros beyond the edges."""
+    """A matrix cut into blocks, (block rows, height, block columns, 128), padded with zeros."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK, 0, -x.shape[0] % height))
     return padded.view(padded.shape[0] // height, height, -1, BLOCK)

@@ -50,7 +50,7 @@ class Attention(Layer):
         return self.out(o_THK.reshape(q_THK.shape[0], self.qkv.num_heads * self.qkv.head_dim))
 
     def _attend(self, limits_T: Tensor | None, max_query: int, max_keys: int, *static: Tensor, q: Tensor) -> Tensor:
-        """Tensors are separate arguments, not fields of a step, so that a capture can see that they are static."""
+        """Takes tensors as separate arguments, not as a step, so that a capture can check that they are static."""
         return self.kernels.paged_attention(
             q.view(-1, self.qkv.num_heads, self.qkv.head_dim),
             *static,

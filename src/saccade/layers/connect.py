@@ -21,7 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
-LEAST_CONNECT_S = 10.0  # even with a shorter watchdog: a busy machine takes seconds
+MIN_CONNECT_S = 10.0  # even if the watchdog's limit is shorter: a busy machine takes seconds
 
 
 def connect(
@@ -34,11 +34,11 @@ def connect(
     connect_s: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Groups:
-    """Wait for the other ranks of this machine and open the communicators. A process may be in one such group.
+    """Waits for the other ranks of this machine and opens the communicators. A process can be in one such group only.
 
-    `store` is a file in a private folder, the same for all ranks and not written yet. A rank that waits longer than
-    `timeout_s` for another, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
-    arrived, and raises if one will not. After that, connections may take `connect_s`, if that is less and not 0.
+    `store` is a file in a private folder, the same for all ranks and not yet written. A rank that waits for another for
+    longer than `timeout_s`, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
+    arrived, and raises if one never will. Connecting may then take `connect_s`, if that is shorter and not 0.
     """
     if size == 1:
         return Groups()
@@ -47,59 +47,60 @@ def connect(
         torch.cuda.set_device(device)
     use_loopback()
     limit = timedelta(seconds=timeout_s)
-    meeting = FileStore(str(store), size)
-    meeting.set_timeout(limit)
-    _meet(meeting, rank, size, timeout_s, check)
-    soon = timedelta(seconds=min(max(connect_s, LEAST_CONNECT_S) if connect_s else timeout_s, timeout_s))
-    meeting.set_timeout(soon)
+    file_store = FileStore(str(store), size)
+    file_store.set_timeout(limit)
+    _wait_for_ranks(file_store, rank, size, timeout_s, check)
+    connect_limit = timedelta(seconds=min(max(connect_s, MIN_CONNECT_S) if connect_s else timeout_s, timeout_s))
+    file_store.set_timeout(connect_limit)
     try:
-        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=soon)
-        control = Control(_new_group("gloo", limit, soon))
-        made = [_new_collectives(device, control, limit, soon) for _ in range(2)]
+        dist.init_process_group("gloo", store=file_store, rank=rank, world_size=size, timeout=connect_limit)
+        control = Control(_new_group("gloo", limit, connect_limit))
+        made = [_new_collectives(device, control, limit, connect_limit) for _ in range(2)]
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
-        _world.group_count = 0  # it is part of group names, and new processes count from 0
+        _world.group_count = 0  # part of group names; ranks that start anew count from 0
         raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
 
 
-def _meet(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Done first because later calls cannot be interrupted when a rank will not come: they wait for their timeout."""
+def _wait_for_ranks(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
+    """Waits until all ranks have started. Later calls cannot be interrupted: if a rank were missing, they would block
+    until their timeout."""
     deadline = monotonic() + timeout_s
-    store.set(_here(rank), "")
-    while missing := [other for other in range(size) if not store.check([_here(other)])]:
+    store.set(_arrival_key(rank), "")
+    while missing := [other for other in range(size) if not store.check([_arrival_key(other)])]:
         check()
         if monotonic() > deadline:
-            raise RuntimeError(f"rank {missing[0]} of {size} did not come within {timeout_s:g} s")
+            raise RuntimeError(f"rank {missing[0]} of {size} did not start within {timeout_s:g} s")
         sleep(POLL_S)
 
 
-def _here(rank: int) -> str:
+def _arrival_key(rank: int) -> str:
     return f"rank {rank} is here"
 
 
-def _new_collectives(device: torch.device, control: Control, limit: timedelta, soon: timedelta) -> Collectives:
+def _new_collectives(device: torch.device, control: Control, limit: timedelta, connect_limit: timedelta) -> Collectives:
     if device.type == "cpu":
-        return GlooCollectives(_new_group("gloo", limit, soon))
+        return GlooCollectives(_new_group("gloo", limit, connect_limit))
     from saccade.kernels.nccl_collectives import NcclCollectives
     from saccade.kernels.symmetric_collectives import SymmetricCollectives
 
     places = _places(device, control)
     check_devices(places, may_share=allows_shared_gpu())
-    reason = _first(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
+    reason = _first_reason(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
     if not reason:
-        made = SymmetricCollectives(_new_group("gloo", limit, soon), device, control)
-        if not (reason := _first(control, made.refusal())):
+        made = SymmetricCollectives(_new_group("gloo", limit, connect_limit), device, control)
+        if not (reason := _first_reason(control, made.refusal())):
             return made
     if _num_gpus(places) < len(places):
-        raise ConfigError(f"{reason}, and ranks that share a GPU have nothing else; give each a GPU of its own")
+        raise ConfigError(f"{reason}, and ranks that share a GPU cannot use NCCL; give each rank its own GPU")
     return NcclCollectives(_new_group("nccl", limit, limit), device, reason)
 
 
-def _first(control: Control, reason: str) -> str:
-    """The first rank's non-empty reason: what one rank cannot do, none does."""
+def _first_reason(control: Control, reason: str) -> str:
+    """The first non-empty reason of any rank: if one rank cannot do something, none does it."""
     return next((found.decode() for found in control.gather(reason.encode()) if found), "")
 
 
@@ -108,7 +109,7 @@ def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
 
 
 def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
-    """NCCL for the same ranks, to compare; None on a CPU, if it is in use already, or if ranks share a GPU."""
+    """NCCL for the same ranks, for comparison; None on a CPU, if NCCL is in use already, or if ranks share a GPU."""
     if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
         return None
     if _num_gpus(_places(device, group.control)) < group.size:
@@ -116,20 +117,20 @@ def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | Non
     from saccade.kernels.nccl_collectives import NcclCollectives
 
     limit = timedelta(minutes=10)
-    return NcclCollectives(_new_group("nccl", limit, limit), device, "to compare")
+    return NcclCollectives(_new_group("nccl", limit, limit), device, "for comparison")
 
 
 def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
     return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
 
 
-def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
-    """Must connect within `soon`; later exchanges and lookups in the store may take up to `limit`."""
+def _new_group(backend: str, limit: timedelta, connect_limit: timedelta) -> dist.ProcessGroup:
+    """Connects within `connect_limit`; later exchanges and store lookups may take up to `limit`."""
     store = _get_default_store()
-    store.set_timeout(soon)
-    found = dist.new_group(backend=backend, timeout=soon)
+    store.set_timeout(connect_limit)
+    found = dist.new_group(backend=backend, timeout=connect_limit)
     assert isinstance(found, dist.ProcessGroup), found
-    if soon != limit:
+    if connect_limit != limit:
         _set_pg_timeout(limit, found)
     store.set_timeout(limit)
     return found
@@ -141,19 +142,19 @@ def _place(device: torch.device) -> dict[str, Any]:
 
 
 def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
-    """Raises unless every rank has its own GPU or ranks may share one."""
+    """Raises if two ranks are on the same GPU, unless they may share it."""
     for (i, one), (j, other) in combinations(enumerate(places), 2):
         if one["gpu"] == other["gpu"] and not may_share:
             raise ConfigError(
-                f"ranks {i} and {j} are both on GPU {one['index']} of {one['machine']}; give each rank a GPU of its "
-                f"own, or lower the number of ranks (--tensor-parallel-size)"
+                f"ranks {i} and {j} are both on GPU {one['index']} of {one['machine']}; give each rank its own "
+                f"GPU, or use fewer ranks (--tensor-parallel-size)"
             )
 
 
 def refusal(
     mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
 ) -> str:
-    """Why this rank cannot use symmetric memory; empty if it is worth trying."""
+    """Why this rank cannot use symmetric memory, or an empty string if it is worth trying."""
     for other in places:
         if other["machine"] != mine["machine"]:
             return f"ranks are on different machines, {mine['machine']} and {other['machine']}"

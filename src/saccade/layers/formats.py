@@ -1,4 +1,4 @@
-"""The form of each weight: what a layer allocates, and which checkpoint tensors fill it."""
+"""Weight formats: what a layer allocates, and which checkpoint tensors fill it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ ALIGNED, ROOM = 16, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of one checkpoint tensor: the parameter view it fills and the shard this rank takes of it.
+    """The destination of one checkpoint tensor: the parameter view it fills, and the shard that this rank takes.
 
-    `shape` is the shape of the whole tensor as checkpoints store it; along `dim` the view begins at `start`.
-    `mean` and `std` are what a trained tensor of this kind looks like; made-up weights are drawn from them.
+    `shape` is the shape of the whole tensor in the checkpoint. The shard begins at `start` along `dim`. Dummy weights
+    are drawn with `mean` and `std`, which are typical of trained tensors of this kind.
     """
 
     view: Tensor
@@ -28,20 +28,20 @@ class Slot:
     std: float
 
     def fill(self, tensor: Tensor) -> None:
-        """Copies this rank's shard. Checkpoint tensors are memory-mapped, so only the shard is read."""
+        """Copies this rank's shard. Checkpoint tensors are memory-mapped, so nothing else is read."""
         assert self.fault(tensor) is None, self.fault(tensor)
         self.view.copy_(self.shard_of(tensor))
 
     def shard_of(self, tensor: Tensor) -> Tensor:
-        """A view of what this rank takes of a checkpoint tensor."""
+        """A view of this rank's shard of a checkpoint tensor."""
         return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
 
     def fault(self, tensor: Tensor) -> str | None:
-        """Why this slot cannot take a tensor."""
+        """Why this slot cannot take the tensor, or None if it can."""
         if tuple(tensor.shape) != self.shape:
-            return f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+            return f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
         if (tensor.dtype.itemsize == 1 or self.view.dtype.itemsize == 1) and tensor.dtype != self.view.dtype:
-            return f"is {_word(tensor)}, {_word(self.view)} is needed: its quantization is not what config.json says"
+            return f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says"
         return None
 
     @property
@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingSlot(Slot):
-    """The place of a tensor that is rounded, with scales of its own, while it is copied."""
+    """The destination of a plain tensor that is quantised while it is copied."""
 
     weight: Weight
 
@@ -60,8 +60,8 @@ class RoundingSlot(Slot):
 
     def fault(self, tensor: Tensor) -> str | None:
         if tensor.dtype.itemsize == 1:
-            return f"is {_word(tensor)}; weights that are quantised already need a quantization_config in config.json"
-        return None if tuple(tensor.shape) == self.shape else f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+            return f"is {_word(tensor)}; weights that are already quantised need a quantization_config in config.json"
+        return None if tuple(tensor.shape) == self.shape else f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +70,8 @@ class RoundingSlot(Slot):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberSlot(Slot):
-    """The place of a single number, however a checkpoint shapes it; of several the largest stays, where asked for."""
+    """The destination of a single number, whatever its shape in the checkpoint. With `keeps_largest`, several tensors
+    may fill it and the largest value stays."""
 
     keeps_largest: bool = False
 
@@ -79,15 +80,15 @@ class NumberSlot(Slot):
         self.view.copy_(self.view.maximum(number) if self.keeps_largest else number)
 
     def fault(self, tensor: Tensor) -> str | None:
-        return None if tensor.numel() == 1 else f"is {_size(tensor.shape)}, a single number is needed"
+        return None if tensor.numel() == 1 else f"is {_size(tensor.shape)}; a single number is needed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """The layout of a weight, and what a checkpoint calls its scales.
+    """The layout of a weight, and the name of its scales in the checkpoint.
 
-    Without `scale_name` the checkpoint's numbers are plain, and are rounded while they are loaded where the layout asks
-    for it. `is_one_scale` stands for one scale of a whole tensor, `has_input_scale` for inputs scaled as calibrated.
+    Without `scale_name` the checkpoint's weights are plain, and loading quantises them if the layout has scales. With
+    `is_one_scale` a whole tensor has one scale; with `has_input_scale` the checkpoint has a calibrated input scale.
     """
 
     layout: Layout = Layout.PLAIN
@@ -96,13 +97,13 @@ class WeightFormat:
     has_input_scale: bool = False
 
     def whole(self, num_rows: int) -> int:
-        """What the rows of one part of a weight become, so that no other part shares their scales."""
+        """`num_rows` rounded up to whole blocks, so that no two parts of a fused weight share a scale."""
         return -(-num_rows // BLOCK) * BLOCK if self.layout is Layout.BLOCKS else num_rows
 
     def slots(
         self, weight: Weight, shape: tuple[int, int], *, dim: int | None = None, start: int = 0, std: float
     ) -> Iterator[tuple[str, Slot]]:
-        """Of a weight, or of the part of one, that holds a shard of a checkpoint tensor of this shape."""
+        """The slots of `weight`, or part of one, which holds a shard of a checkpoint tensor of this shape."""
         place: dict[str, Any] = {"dim": dim, "start": start}
         if weight.scales is None:
             yield "weight", Slot(view=weight.data, shape=shape, std=std, **place)
@@ -128,17 +129,17 @@ class WeightFormat:
 
 
 class Formats(Protocol):
-    """The form of every weight of a model, by the dotted path of its layer."""
+    """The format of every weight of a model, by the dotted path of its layer."""
 
     def of(self, path: str) -> WeightFormat: ...
 
     @property
     def multiple(self) -> int:
-        """Of what shares of a width between two layers are: of whole blocks, where those have scales."""
+        """A rank's share of an inner width is a multiple of this: of whole blocks, if blocks have scales."""
 
     def room(self, width: int) -> int:
-        """What a width between two layers becomes, with zeros that add nothing to any sum: rows that do not begin where
-        kernels like it are multiplied by slower ones."""
+        """The padded size of an inner width, between two layers. Padding is zero and adds nothing to sums; without it
+        rows would be misaligned, and slower kernels would multiply them."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,7 @@ class PlainFormats:
 
 
 def require_whole_blocks(start: int, count: int, what: str, size: int) -> None:
-    """Raises where a rank's share begins inside a block and ends outside of it: its blocks would not be those of the
-    checkpoint."""
+    """Raises if a rank's share begins inside a block and ends in another: its blocks would not be the checkpoint's."""
     if start % BLOCK and start % BLOCK + count > BLOCK:
         raise ConfigError(
             f"{what}: shares of {count} over {size} ranks cut the {BLOCK} x {BLOCK} blocks that are scaled together; "

@@ -1,4 +1,4 @@
-"""The base of all layers: where their parameters live, and which checkpoint tensors fill them."""
+"""The base class of all layers: where parameters live, and which checkpoint tensors fill them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ PLAIN = PlainFormats()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a layer's parameters live, which kernels it calls and which rank it is.
+    """Where a layer's parameters live, which kernels it calls, and on which rank.
 
-    `path` is the layer's own, dotted: `formats` goes by it.
+    `path` is the layer's dotted path, by which `formats` finds the format of its weights.
     """
 
     kernels: Kernels
@@ -31,14 +31,14 @@ class Placement:
     path: str = ""
 
     def inside(self, name: str) -> "Placement":
-        """The place of a layer's attribute."""
+        """The placement of an attribute of the layer."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def parameter(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
 
     def weight(self, *shape: int, part: str = "") -> tuple[Weight, WeightFormat]:
-        """A matrix of the layer, in the form of its checkpoint tensor, or of the `part` that is one of several."""
+        """A new matrix and its format. If several checkpoint tensors fill it, `part` names one of them."""
         form = self.formats.of(f"{self.path}.{part}" if part else self.path)
         made = new_weight(
             *shape, layout=form.layout, dtype=self.dtype, device=self.device, has_input_scale=form.has_input_scale
@@ -47,25 +47,25 @@ class Placement:
 
 
 class Layer:
-    """A callable with parameters. Children are attributes: layers, or lists of layers."""
+    """A callable with parameters. Its children are the attributes that are layers or lists of layers."""
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        """The slots of the layer's own parameters, without children."""
+        """The slots of the layer's own parameters, without those of its children."""
         return iter(())
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """All slots of this layer and its children by dotted path: exactly what a checkpoint must provide."""
+        """All slots of this layer and its children, by dotted path: exactly the tensors a checkpoint must provide."""
         yield from self.own_slots()
         for name, child in self.children():
             for path, slot in child.slots():
                 yield f"{name}.{path}", slot
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors of this layer and its children by dotted path; fused ones once."""
+        """All tensors of this layer and its children, by dotted path. A fused tensor appears once."""
         return ((path, attributes[name]) for path, (attributes, name) in self.homes())
 
     def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
-        """Where those tensors live, by dotted path: the attributes of a layer, and the name among them."""
+        """Where the tensors of `parameters` live, by dotted path: the attributes of a layer, and a name among them."""
         attributes = vars(self)
         for name, value in attributes.items():
             if isinstance(value, Tensor):
@@ -80,7 +80,7 @@ class Layer:
             yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
     def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
-        """Other references that decide which tensors are used, by dotted path: layers, weights and None attributes."""
+        """Other attributes that decide which tensors are used, by dotted path: layers, weights and None."""
         attributes = vars(self)
         for name, value in attributes.items():
             if value is None or isinstance(value, (Layer, Weight)):
@@ -98,7 +98,7 @@ class Layer:
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
 
     def parameter_bytes(self) -> int:
-        """Bytes of this rank's slots; padding of a sharded vocabulary is not counted."""
+        """Bytes of this rank's slots. Padding does not count."""
         return sum(slot.nbytes for _, slot in self.slots())
 
 
@@ -106,9 +106,8 @@ EXCHANGE_MEMORY = "exchange.memory"
 
 
 class Exchange(Layer):
-    """The memory of the collectives. A layer although no checkpoint fills it, because graphs hold its address and it is
-    watched like weights. Every pass writes it: phases name it in their `writes`, as the attribute `exchange` of a
-    decoder or tower."""
+    """The memory of the collectives, as the attribute `exchange` of a decoder or tower. No checkpoint fills it, but it
+    is a layer because graphs hold its address, so it is watched like weights. Phases list it in `writes`."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

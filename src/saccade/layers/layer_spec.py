@@ -43,7 +43,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Long wavelengths divided by `factor`, short ones kept, those in between blended."""
+    """The frequencies of long wavelengths divided by `factor`, of short ones kept, of those in between blended."""
 
     factor: float
     low_freq_factor: float

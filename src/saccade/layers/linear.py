@@ -1,10 +1,10 @@
 """Sharded linear layers.
 
-A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs one
+A column layer splits its output over the ranks, a row layer its input. A column layer followed by a row layer needs one
 all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
 
 Widths between two layers are padded with zeros where that is faster (`Formats.room`). The layer before a product may be
-told which weight it `feeds`, and returns its result in the form that this weight is multiplied with.
+told which weight it `feeds`; it then returns its result in the form that this weight takes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`, zero-padded to `room`."""
+    """A rank's rows of one checkpoint tensor: `count` of `total` from `start` on, padded with zeros to `room`."""
 
     name: str
     total: int
@@ -77,25 +77,25 @@ class ColumnLinear(Layer):
             row += part.room
 
     def _check_forms(self, place: Placement) -> None:
-        """Parts are one product, so they must have one form."""
+        """All parts are one product, so they must have the same format."""
         for part in self.parts:
             if part.name and place.formats.of(f"{place.path}.{part.name}") != self.format:
                 names = ", ".join(part.name for part in self.parts)
                 raise ConfigError(
-                    f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, and are one "
-                    f"product here; use a checkpoint that quantises all of {names} or none"
+                    f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, but are computed "
+                    f"as one product; use a checkpoint that quantises all of {names} or none"
                 )
             if self.format.layout is Layout.BLOCKS and self.format.scale_name:
                 require_whole_blocks(part.start, part.count, f"{place.path}.{part.name}", place.group.size)
 
 
 def column_linear(place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> ColumnLinear:
-    """With room, where that is faster."""
+    """Pads its output where that is faster."""
     return ColumnLinear(place, fan_in, [_inner_rows(place, "", fan_out)], bias=bias)
 
 
 def gate_up_linear(place: Placement, fan_in: int, width: int, *, bias: bool = False) -> ColumnLinear:
-    """[gate | up], each of `width` rows in the checkpoint; with room, where that is faster."""
+    """[gate | up], each with `width` rows in the checkpoint and padded where that is faster."""
     return ColumnLinear(place, fan_in, [_inner_rows(place, name, width) for name in ("gate", "up")], bias=bias)
 
 
@@ -105,7 +105,7 @@ def _inner_rows(place: Placement, name: str, width: int) -> Rows:
 
 
 class QKVLinear(ColumnLinear):
-    """[q | k | v] of whole heads. With more ranks than key/value heads, neighbouring ranks share a head."""
+    """[q | k | v] in whole heads. With more ranks than key/value heads, neighbouring ranks hold the same head."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         what: str = "",
     ) -> None:
-        """`what` prefixes names in error messages; empty for the decoder."""
+        """`what` prefixes names in error messages."""
         start, self.num_heads = place.group.shard(num_heads, f"{what}num_heads")
         kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
@@ -138,8 +138,8 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(Layer):
-    """Each rank multiplies its columns, and an all-reduce adds the products; rank 0 adds the bias. With `has_room` the
-    inputs come from a padded layer; otherwise shares must be equal."""
+    """Each rank multiplies its columns, and an all-reduce adds the products; only rank 0 adds the bias. With `has_room`
+    the inputs come from a padded layer. Otherwise all ranks must have equal shares."""
 
     def __init__(
         self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False, has_room: bool = False

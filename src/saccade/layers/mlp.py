@@ -23,7 +23,7 @@ class GatedMLP(Layer):
 
     @property
     def fed(self) -> Weight:
-        """What the layer's inputs are multiplied with."""
+        """The weight that multiplies the layer's inputs."""
         return self.gate_up.weight
 
     def __call__(self, x: Inputs) -> Tensor:
@@ -44,7 +44,7 @@ class PlainMLP(Layer):
 
     @property
     def fed(self) -> Weight:
-        """What the layer's inputs are multiplied with."""
+        """The weight that multiplies the layer's inputs."""
         return self.up.weight
 
     def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:

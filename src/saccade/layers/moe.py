@@ -20,7 +20,7 @@ from saccade.layers.linear import Linear
 
 
 class MoE(Layer):
-    fed = None  # the router reads the inputs, too, and wants them as they are
+    fed = None  # the router reads the inputs, too, and needs them unscaled
 
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.spec = spec
@@ -28,7 +28,7 @@ class MoE(Layer):
         self.experts = Experts(place.inside("experts"), width, spec)
 
     def __call__(self, x_TD: Inputs) -> Tensor:
-        assert isinstance(x_TD, Tensor), "nothing scales the inputs of a router"
+        assert isinstance(x_TD, Tensor), "a router needs unscaled inputs"
         weights_TN = torch.softmax(self.router(x_TD), dim=-1, dtype=torch.float32)
         weights_TA, experts_TA = weights_TN.topk(self.spec.top_k, dim=-1)
         if self.spec.renormalise:
@@ -78,11 +78,11 @@ class Experts(Layer):
                 yield from ((f"{i}.{part}.{name}", slot) for name, slot in slots)
 
     def _check_forms(self, place: Placement) -> None:
-        """All experts are one product, so they must have one form."""
+        """All experts are one product, so they must have the same format."""
         for i in range(self.spec.num_experts):
             for part, form in (("gate", self.format), ("up", self.format), ("down", self.down_format)):
                 if place.formats.of(f"{place.path}.{i}.{part}") != form:
                     raise ConfigError(
-                        f"{place.path}: expert {i} is quantised unlike expert 0, and all are one product here; use a "
-                        f"checkpoint that quantises all experts of a layer or none"
+                        f"{place.path}: expert {i} is not quantised like expert 0, but all experts are computed as one "
+                        f"product; use a checkpoint that quantises all experts of a layer or none"
                     )

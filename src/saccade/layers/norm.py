@@ -26,8 +26,8 @@ class RMSNorm(Layer):
         return self.kernels.rms_norm(x, self.weight, self.eps, offset=self.offset)
 
     def carry(self, x: Tensor, residual: Tensor | None, feeds: Weight | None) -> tuple[Inputs, Tensor]:
-        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum, which is the next residual;
-        without a residual, x is the sum."""
+        """The norm of `x + residual`, in the form that the weight `feeds` takes, and the sum, which is the next
+        residual. Without a residual, the sum is x."""
         return self.kernels.rms_inputs(x, residual, self.weight, self.eps, feeds, offset=self.offset)
 
     def close(self, x: Tensor, residual: Tensor) -> Tensor:

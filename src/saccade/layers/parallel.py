@@ -14,7 +14,7 @@ from saccade.kernels.collectives import Collectives, Control
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelGroup:
     """One rank's view of a tensor-parallel group, for the passes of one stream. Without `collectives` the other ranks
-    are simulated: shapes are right, numbers are not."""
+    are simulated: shapes are right, values are not."""
 
     rank: int = 0
     size: int = 1
@@ -25,13 +25,13 @@ class ParallelGroup:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for the largest tensor of an all-reduce or all-gather. All ranks call it with the same number,
-        once, before they run or capture anything."""
+        """Reserves memory for the largest tensor of an all-reduce or all-gather. All ranks call it once, with the same
+        number, before they run or capture anything."""
         if self.collectives is None:
             return
         if self.agree(nbytes) != -self.agree(-nbytes):
             raise ConfigError(
-                f"rank {self.rank} reserves {nbytes} bytes and another rank does not; all must do the same"
+                f"rank {self.rank} reserves {nbytes} bytes and another rank a different number; all must agree"
             )
         self.collectives.reserve(nbytes)
 
@@ -42,7 +42,7 @@ class ParallelGroup:
         return self.collectives.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int = -1, out: Tensor | None = None) -> Tensor:
-        """The ranks' tensors, concatenated along `dim`; in `out` if given."""
+        """The ranks' tensors, concatenated along `dim`, in a new tensor or in `out`."""
         if self.collectives is not None:
             return self.collectives.all_gather(x, dim, out)
         return x if self.size == 1 and out is None else torch.cat([x] * self.size, dim=dim, out=out)
@@ -56,7 +56,7 @@ class ParallelGroup:
             self.control.barrier()
 
     def agree(self, value: int) -> int:
-        """The smallest of the ranks' numbers."""
+        """The minimum over the ranks."""
         return value if self.control is None else self.control.agree(value)
 
     def all_equal(self, data: bytes) -> bool:
@@ -68,7 +68,7 @@ class ParallelGroup:
         return [data] if self.control is None else self.control.gather(data)
 
     def describe(self) -> dict[str, Any]:
-        """Rank, size, and the collectives in use and why, as plain values."""
+        """The rank, the size, and the collectives in use with the reason for them, as plain values."""
         used = {"backend": "none"} if self.collectives is None else self.collectives.describe()
         return {"rank": self.rank, "size": self.size, **used}
 
@@ -83,14 +83,14 @@ class ParallelGroup:
         return self.rank * count, count
 
     def shard_or_share(self, total: int, what: str) -> tuple[int, int]:
-        """Like `shard`, but if there are more ranks than items, neighbouring ranks hold a copy of the same item."""
+        """Like `shard`, but if there are more ranks than items, neighbouring ranks hold the same item."""
         if total < self.size and self.size % total == 0:
             return self.rank * total // self.size, 1
         return self.shard(total, what)
 
     def spread(self, total: int, what: str, *, multiple: int = 1) -> tuple[int, int, int]:
-        """Start and length of this rank's share, and the padded length of all shares, a multiple of `multiple` with
-        several ranks. The last ranks may hold less."""
+        """Start and length of this rank's share, and the padded length that all shares have. With several ranks, the
+        padded length is a multiple of `multiple`. The last ranks may have less than that, or nothing."""
         if total < self.size:
             raise ConfigError(
                 f"{what} = {total} cannot be split over {self.size} ranks; "
@@ -113,11 +113,11 @@ class Groups:
 
     @classmethod
     def imagined(cls, rank: int, size: int) -> "Groups":
-        """For a rank whose peers do not run."""
+        """The groups of a rank whose peers do not run."""
         group = ParallelGroup(rank=rank, size=size)
         return cls(language=group, vision=group)
 
     def close(self) -> None:
-        """Leave the group. May be called again."""
+        """Leaves the group. May be called more than once."""
         if self.language.control is not None and dist.is_initialized():
             dist.destroy_process_group()

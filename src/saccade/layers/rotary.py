@@ -1,9 +1,9 @@
-"""Rotary angles computed from position tensors.
+"""Rotary angles, computed from position tensors.
 
 A axes of a position (3 for M-RoPE, 2 for a patch grid), T rows, F frequencies, D = 2F rotated columns.
 
 In every kind of rotary each frequency follows one axis of the position: axis 0 in plain rotary; time, height or width
-in M-RoPE; row or column in a patch grid. There is no table that a long prompt could outgrow after a capture.
+in M-RoPE; row or column in a patch grid. No table is precomputed, so no prompt can outgrow it after a capture.
 """
 
 import math
@@ -16,8 +16,8 @@ from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, 
 
 
 class Rotary(Layer):
-    """Cosines and sines of positions, float32, laid out for half-split rotation. A layer although no checkpoint fills
-    it, because graphs read its tensors and they are watched like weights."""
+    """Cosines and sines of positions in float32, laid out for half-split rotation. No checkpoint fills it, but graphs
+    read its tensors, so it is a layer and watched like weights."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self.frequencies_F = inverse_frequencies(spec).to(device)
@@ -30,7 +30,7 @@ class Rotary(Layer):
 
 
 class GridRotary(Rotary):
-    """Half of the frequencies follow the row, half the column, and both halves begin with the highest."""
+    """Half of the frequencies follow the row and half the column. Both halves begin with the highest frequency."""
 
     def __init__(self, head_dim: int, base: float, device: torch.device) -> None:
         half = RotarySpec(width=head_dim // 2, base=base, axes=plain_axes(head_dim // 2))

@@ -3,9 +3,9 @@
 T token rows (packed, padded), R requests, M blocks in a table, L deepstack levels, D width of the decoder;
 P patch rows (packed, padded), C values of a patch, S segments, W windows, U merged units.
 
-Lengths, tables and boundaries are tensors. The only Python numbers are upper bounds (`max_*`), which may depend on
-buffer capacities only, because a captured graph freezes them. A warm-up launches every kernel of a pass at least once,
-and skips layers that launch no others.
+Lengths, tables and boundaries are tensors. The only Python numbers are upper bounds (`max_*`). They may depend only on
+buffer capacities, because a captured graph freezes them. A warm-up launches every kernel of a pass at least once and
+skips layers that would launch no new ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ Cache = tuple[Tensor, Tensor]
 
 
 def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-    """`fn(*args, **bridged)` as part of the body. Another `outside` calls it between captured pieces, and returns its
-    result in the shape of the buffer `out`."""
+    """Calls `fn(*args, **bridged)` as part of the body. Other implementations of `outside` call it between captured
+    pieces and return its result in the shape of the buffer `out`."""
     del out
     return fn(*args, **bridged)
 
@@ -28,9 +28,9 @@ def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: T
 class Step:
     """One pass of a decoder over packed rows of several requests.
 
-    Request r owns rows `query_start[r]:query_start[r + 1]`, and its keys are the first `key_lengths[r]` slots of its
-    blocks, including those this pass writes. Padded rows belong to a dummy request of key length 0 and write to block
-    0, which is never allocated.
+    Request r owns rows `query_start[r]:query_start[r + 1]`. Its keys are the first `key_lengths[r]` slots of its
+    blocks, including the ones that this pass writes. Padded rows belong to a dummy request of key length 0 and write to
+    block 0, which is never allocated.
     """
 
     embeds_TD: Tensor
@@ -53,8 +53,8 @@ class VisionStep:
     """One pass of a vision tower over packed patches of several images and frames.
 
     Patches are in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
-    units are in raster order. Segments (frames) and windows end at P: padded rows are segments of their own. Fields
-    are None for a family without learned positions or windows.
+    units are in raster order. Segments (frames) and windows cover all P rows: padded rows form their own segments. The
+    fields of learned positions and windows are None for families without them.
     """
 
     patches_PC: Tensor

@@ -15,12 +15,12 @@ from saccade.layers.linear import Linear, QKVLinear, RowLinear
 from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
 
-# Boundaries, and the longest segment. A segment is a frame or a window; rows attend inside their segment only.
+# Boundaries, and the length of the longest segment. A segment is a frame or window; rows attend only within theirs.
 Segments = tuple[Tensor, int]
 
 
 class VisionBlock(Layer):
-    """Pre-norm attention and MLP; takes and returns (x, residual), whose sum is the hidden state."""
+    """Pre-norm attention and MLP. Takes and returns (x, residual), whose sum is the hidden state."""
 
     def __init__(self, place: Placement, spec: VisionBlockSpec) -> None:
         self.attention_norm = new_norm(place, spec.width, spec.norm)
@@ -65,12 +65,12 @@ class VisionAttention(Layer):
 
 
 class PatchEmbedding(Linear):
-    """A convolution with stride = kernel size: one product per patch, channel-major within the patch."""
+    """A convolution whose stride is its kernel size: one product per patch, channel-major within the patch."""
 
 
 class PositionGrid(Layer):
-    """A square grid of learned positions, interpolated from four neighbours. Indices and weights are computed on the
-    host from each image's grid, so eager and captured passes use the same numbers."""
+    """A square grid of learned positions, interpolated from four neighbours. The host computes indices and weights from
+    each image's grid, so eager and captured passes use the same values."""
 
     def __init__(self, place: Placement, side: int, width: int) -> None:
         self.kernels = place.kernels

@@ -10,7 +10,7 @@ from saccade.layers.layer import Layer, Placement
 
 
 class VocabTable(Layer):
-    """Rows of the vocabulary, split over the ranks; the last ranks' shares may end in padding."""
+    """The vocabulary's rows, split over the ranks. The shares of the last ranks may end in padding."""
 
     def __init__(self, place: Placement, num_tokens: int, width: int) -> None:
         self.group, self.kernels = place.group, place.kernels
@@ -19,7 +19,7 @@ class VocabTable(Layer):
         self.weight, self.format = place.weight(share, width)
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        """Every id must be a token."""
+        """The embeddings of `ids_T`, which must all be valid tokens."""
         if self.group.size == 1:
             return functional.embedding(ids_T, self.weight.data)
         local_T = ids_T - self.start

@@ -1,7 +1,7 @@
-"""These tests run Triton kernels on the CPU, in a process of their own (see tests/kernels/test_interpreted.py).
+"""These tests run Triton kernels on the CPU, in a separate process (see tests/kernels/test_interpreted.py).
 
-Triton decides at import whether it interprets, so the choice belongs to a process: a CUDA test in this one would be
-interpreted too. By hand: TRITON_INTERPRET=1 pytest tests/kernels/interpreted
+Triton decides at import whether to interpret, so a CUDA test in the same process would be interpreted too. To run them
+by hand: TRITON_INTERPRET=1 pytest tests/kernels/interpreted
 """
 
 import os
@@ -15,6 +15,6 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 
 @pytest.fixture(autouse=True)
 def quiet_arithmetic() -> Iterator[None]:
-    """The interpreter computes with NumPy, which warns where a GPU silently gives infinity or NaN."""
+    """The interpreter computes with NumPy, which warns where a GPU silently returns infinity or NaN."""
     with np.errstate(all="ignore"):
         yield

@@ -11,7 +11,7 @@ from tests.kernels.cases import POISON, Paged, boundaries, paged_case, qkv_slice
 DTYPES = [torch.float32, torch.float16]
 TRITON = AttentionDispatch(TritonAttention())
 
-pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of NumPy, for poisoned rows
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # NumPy's, from poisoned rows
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ def test_paged_window(options: dict[str, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5, 50])
-def test_paged_limits_open_an_image_to_its_own_rows(window: int | None) -> None:
+def test_paged_limits_let_image_rows_see_the_whole_image(window: int | None) -> None:
     case = paged_case([30, 12, 2], [30, 40, 0], num_heads=4, num_groups=2, head_width=32, seed=6)
     limits = span_limits(case, {0: [(3, 11), (15, 28)], 1: [(30, 39)]})
     limits[-2:] = 2**30
@@ -90,7 +90,7 @@ def test_paged_limits_open_an_image_to_its_own_rows(window: int | None) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_paged_decode_split_along_the_keys(dtype: torch.dtype) -> None:
-    """max_keys says the GPU should split; one length leaves most of the splits without keys."""
+    """max_keys is large enough to split. One request is so short that most of its splits have no keys."""
     assert choose_splits(4, 1100) == 4
     case = paged_case(
         [1, 1, 1, 1], [300, 7, 129, 0], num_heads=4, num_groups=1, head_width=80, seed=7, dtype=dtype, block_size=64

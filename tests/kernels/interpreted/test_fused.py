@@ -62,7 +62,7 @@ def test_gated_activation(kind: str, dtype: torch.dtype) -> None:
         assert_same(fused.gated_activation(x, kind), reference.gated_activation(x, kind))
 
 
-def test_gated_activation_names_what_is_allowed() -> None:
+def test_an_unknown_activation_is_refused() -> None:
     for module in (fused, reference):
         with pytest.raises(ConfigError, match="allowed: silu"):
             module.gated_activation(randn(1, 4, seed=1), "relu")

@@ -1,4 +1,4 @@
-"""The Triton resize against the plain one, which is torch's own for bytes."""
+"""The Triton resize against the oracle, which is torch's own resize for bytes."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ SHAPES = {
 
 
 def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> None:
-    """As the engine does it: pixels one after the other in one buffer behind their table."""
+    """Like the engine, puts the pixels of all jobs into one buffer, described by one table."""
     data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
     places = np.cumsum([0, *(job.frames.nbytes for job in jobs)])[:-1].tolist()
     table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
@@ -41,7 +41,7 @@ def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> N
     assert (scratch[-3:] == 255).all()
 
 
-# Every source row is a program, which takes the interpreter tens of milliseconds: images have few.
+# Every source row is a program, which takes the interpreter tens of milliseconds, so images have few rows.
 @pytest.mark.parametrize(
     ("old", "new", "patch", "merge", "resample"),
     [
@@ -87,7 +87,7 @@ def check(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_many_images_and_videos_in_one_go(kind: str) -> None:
+def test_many_images_and_videos_at_once(kind: str) -> None:
     shape = SHAPES[kind]
     side = shape.patch * shape.merge
     sources = [(1, 5, 10), (3, 2, 6), (2, 3, 4)]
@@ -105,7 +105,7 @@ def test_many_images_and_videos_in_one_go(kind: str) -> None:
     assert torch.isnan(out[row:]).all()
 
 
-def test_bands_give_what_the_whole_gives() -> None:
+def test_bands_give_the_patches_of_the_whole_image() -> None:
     frames, old, new = 1, (24, 4), (16, 8)
     shape = SHAPES["qwen"]
     pixels = torch.stack([photo(*old, seed=f) for f in range(frames)]).numpy()
@@ -122,7 +122,7 @@ def test_bands_give_what_the_whole_gives() -> None:
     torch.testing.assert_close(out, expected, equal_nan=True, rtol=0, atol=0)
 
 
-def test_what_fits_no_band_is_refused() -> None:
+def test_an_image_too_large_for_any_band_is_refused() -> None:
     pixels = photo(64, 64, seed=1).numpy()[None]
     with pytest.raises(RequestError, match="64x64 pixels cannot be resized to 16x8 in pieces of 500 bytes"):
         list(banded_jobs(pixels, (8, 16), 0, SHAPES["qwen"], 500))

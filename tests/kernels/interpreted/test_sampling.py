@@ -1,4 +1,4 @@
-"""Sampling kernels against their oracles: odd vocabularies, rows within wider rows, equal logits, poisoned rows."""
+"""Sampling kernels against their oracles: odd vocabularies, rows of wider tensors, equal logits, poisoned rows."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tests.kernels.sampling_cases import (
 
 
 def widened(x: Tensor) -> Tensor:
-    """The same values as columns of rows with poison on both sides."""
+    """The same values as a slice of wider rows, with NaN on both sides."""
     wide = torch.full((x.shape[0], x.shape[1] + 37), NAN)
     wide[:, 5 : 5 + x.shape[1]] = x
     return wide[:, 5 : 5 + x.shape[1]]
@@ -42,7 +42,7 @@ def test_draws_what_the_oracle_draws(vocabulary: int) -> None:
 
 
 def test_draws_over_many_chunks_and_tiles_from_flat_and_equal_logits() -> None:
-    """Flat rows make the bounds useless, so that every tile is searched; bfloat16 makes many logits equal."""
+    """Flat rows make the bounds useless, so every tile is searched. bfloat16 makes many logits equal."""
     flat = rows_of([(1.0, 0, 0.7, 0.0), (1.0, 4000, 0.9, 0.0), (2.0, 0, 1.0, 0.0)], 9001, seed=2, scale=0.1)
     check_same_draws(flat)
     tied = rows_of([(1.0, 100, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.3)], 5001, seed=3)
@@ -51,7 +51,7 @@ def test_draws_over_many_chunks_and_tiles_from_flat_and_equal_logits() -> None:
     check_same_draws(same.with_(logits=torch.full_like(same.logits, -2.5)))
 
 
-def test_draws_from_what_masks_have_left() -> None:
+def test_draws_only_tokens_that_masks_allow() -> None:
     rows = rows_of([(1.0, 50, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 3, 0.9, 0.1), (1.0, 0, 1.0, 0.0)], 1537, seed=5)
     rows.logits[:, :] = torch.where(torch.arange(1537) % 191 == 3, rows.logits, -INF)
     rows.logits[1, 4:] = -INF
@@ -60,7 +60,7 @@ def test_draws_from_what_masks_have_left() -> None:
     check_same_draws(rows)
 
 
-def test_broken_rows_are_told_and_hurt_no_other() -> None:
+def test_broken_rows_are_reported_and_affect_no_others() -> None:
     settings = [SETTINGS[i] for i in (0, 1, 2, 3, 4, 5, 8)]
     rows = rows_of(settings, 1000, seed=6)
     dirty = poisoned(rows, [1, 5])
@@ -106,7 +106,7 @@ def test_logprobs(vocabulary: int, k: int) -> None:
     assert bool(((ours[2] >= 0) & (ours[2] < vocabulary)).all())
 
 
-def test_logprobs_names_its_limit() -> None:
+def test_too_many_logprobs_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 to 20"):
         fused.logprobs(torch.zeros(1, 100), integers(0), 21)
 

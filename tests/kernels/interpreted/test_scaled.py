@@ -1,8 +1,8 @@
-"""Rows in e4m3 and products of them against their oracles: scales, and every number in its place, whatever the width.
+"""e4m3 rows and products against their oracles, at various widths.
 
-The interpreter has its own way with the smallest numbers of e4m3 and with those that are rounded up to a power of two,
-and it knows no NaN there: most numbers must be right, and the GPU's tests ask for all. It reads such numbers as they
-are, so that products are right to the last places.
+The interpreter rounds subnormal e4m3 numbers and those near a power of two differently, and has no e4m3 NaN. So these
+tests accept a few wrong numbers; the tests on a GPU accept none. The interpreter reads e4m3 exactly, so products must
+be right to the last places.
 """
 
 import pytest
@@ -13,11 +13,11 @@ from saccade.kernels import reference_scaled, scaled, vectors
 from saccade.kernels.weight import Layout, Pending, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
-WIDTHS = [100, 384, 1152]  # without a tail, and with one
+WIDTHS = [100, 384, 1152]  # without and with a tail
 FORMS = ["rows", "given", "blocks"]
-STEP = 0.13  # between neighbours of e4m3, of the number
-SMALLEST = 2.0**-6  # of the normal numbers
-MOST_OFF = 0.05  # a tail of a row in the wrong place would be 6 % of it, and nearly all wrong where it is longer
+STEP = 0.13  # relative distance between neighbouring e4m3 numbers
+SMALLEST = 2.0**-6  # normal e4m3 number
+MOST_OFF = 0.05  # a misplaced tail would make more numbers wrong than this
 
 
 def weight_for(form: str, width: int) -> Weight:
@@ -76,7 +76,7 @@ def error_of(found: Tensor, right: Tensor) -> float:
 @pytest.mark.parametrize("layout", [Layout.ROWS, Layout.BLOCKS])
 @pytest.mark.parametrize(("num_columns", "inner"), [(21, 100), (141, 100), (21, 300)], ids=["narrow", "wide", "long"])
 def test_a_single_row(layout: Layout, num_columns: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles differ by shape; small limits between them keep this short."""
+    """Tiles depend on the shape. A small block keeps the test short."""
     monkeypatch.setattr(vectors, "_BLOCK", 128)
     x, bias = randn(1, inner, seed=7), randn(num_columns, seed=8)
     weight, both = random_weight(layout, num_columns, inner), random_weight(layout, 150, inner)
@@ -91,7 +91,7 @@ def test_a_single_row(layout: Layout, num_columns: int, inner: int, monkeypatch:
 @pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize("layout", list(Layout))
 def test_a_single_row_whose_norm_is_pending(layout: Layout, has_residual: bool) -> None:
-    """In half precision, as all such rows; the first program writes the sum, and nobody writes beside it."""
+    """In half precision, the only dtype of pending rows. Without a residual, nothing is written to the sum."""
     half = torch.float16
     x, residual, scale = (randn(1, 300, seed=s, dtype=half) for s in (1, 2, 3))
     weight, bias = random_weight(layout, 42, 300, half), randn(42, seed=9, dtype=half)

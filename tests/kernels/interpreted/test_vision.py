@@ -1,4 +1,4 @@
-"""Kernels of vision towers against their oracles."""
+"""Vision-tower kernels against their oracles."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_rows_are_scattered_in_every_level_and_nowhere_else() -> None:
     ours, theirs = (torch.full((3, 12, 2100), POISON) for _ in range(2))
     fused_vision.scatter_rows(rows, targets, ours)
     reference.scatter_rows(rows, targets, theirs)
-    kept = [i for i in range(12) if i != 0]  # padding's row is undefined
+    kept = [i for i in range(12) if i != 0]  # the row of padding is undefined
     torch.testing.assert_close(ours[:, kept], theirs[:, kept], equal_nan=True, rtol=0, atol=0)
 
 
@@ -62,7 +62,7 @@ def test_activated_linear(kind: str) -> None:
 @pytest.mark.parametrize("width", [40, 2560])
 def test_rows_of_images_among_tokens(width: int, levels: int) -> None:
     embeds, rows = randn(6, width, seed=1), randn(levels, 9, width, seed=2)
-    rows[:, 0] = POISON  # nobody's source: text must not touch it
+    rows[:, 0] = POISON  # no token's source, so nothing may read it
     sources = torch.tensor([-1, 3, 8, -1, 3, -1], dtype=torch.int32)
     expected = reference.place_rows(embeds.clone(), rows, sources)
     placed, others = fused_vision.place_rows(embeds.clone(), rows, sources)
@@ -72,9 +72,9 @@ def test_rows_of_images_among_tokens(width: int, levels: int) -> None:
 
 
 def test_rows_of_images_in_a_cache_of_more_than_two_billion_values() -> None:
-    """Only reserved, not touched: a few pages of it are ever read or written."""
+    """The memory is reserved but hardly touched: only a few pages are read or written."""
     tokens, width = 200_000, 4096
-    room = torch.empty(4 * tokens * width + 2**31, dtype=torch.float16)  # where 32 bits would wrap to
+    room = torch.empty(4 * tokens * width + 2**31, dtype=torch.float16)  # a 32-bit index would wrap to here
     rows = room[2**31 :].view(4, tokens, width)
     rows[:, 5] = torch.arange(1, 5, dtype=torch.float16)[:, None]
     embeds = torch.zeros(1, width, dtype=torch.float16)
