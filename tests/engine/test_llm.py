@@ -95,7 +95,7 @@ def test_answers_come_in_the_order_of_the_prompts(
     assert (told.out, told.err) == ("", ""), "the progress bar is only for terminals"
 
 
-def test_a_terminal_gets_a_bar_beside_the_output(
+def test_a_terminal_gets_a_progress_bar(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe it is a terminal

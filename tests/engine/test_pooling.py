@@ -170,9 +170,9 @@ def test_an_aborted_request_has_no_vector(loaded: Load) -> None:
     ],
 )
 def test_contradictory_pooling_parameters_are_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RequestError) as met:
+    with pytest.raises(RequestError) as caught:
         SamplingParams(**fields)
-    assert met.value.param == param
+    assert caught.value.param == param
 
 
 def test_tokens_outside_the_vocabulary_are_refused(loaded: Load) -> None:

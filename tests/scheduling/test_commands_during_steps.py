@@ -70,11 +70,11 @@ def test_a_request_is_launched_behind_the_only_step_that_runs() -> None:
     engine.add("a", PROMPT, ONE_TOKEN)
     assert engine.step() == []
 
-    def hear() -> bool:
+    def take_commands() -> bool:
         engine.add("b", PROMPT, ONE_TOKEN)
         return True
 
-    assert engine.step(hear) == [] and not device.tickets[0].was_waited_for
+    assert engine.step(take_commands) == [] and not device.tickets[0].was_waited_for
     [update] = engine.step(lambda: False if device.tickets[0].was_waited_for else _let_end(device))
     assert update.request_id == "a" and len(device.of(Run)) == 2 and not device.tickets[1].was_waited_for
     [update] = engine.step()
@@ -93,13 +93,13 @@ def test_a_request_can_be_aborted_while_its_steps_run(max_tokens: int) -> None:
     engine, device = slow_engine()
     engine.add("a", PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
     engine.step()
-    told: list[Any] = []
+    updates: list[Any] = []
 
-    def hear() -> bool:
-        told.extend(engine.abort("a"))
+    def take_commands() -> bool:
+        updates.extend(engine.abort("a"))
         return _let_end(device)
 
-    assert engine.step(hear) == [] and [update.request_id for update in told] == ["a"]
+    assert engine.step(take_commands) == [] and [update.request_id for update in updates] == ["a"]
     for _ in range(3):
         assert engine.step() == []
     assert all(ticket.was_waited_for for ticket in device.tickets) and not engine.has_work
@@ -138,7 +138,7 @@ def sockets() -> Iterator[tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]]:
 def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None:
     """The first step ends only after another one was launched behind it."""
     commands, front = sockets
-    told: queue.Queue[Any] = queue.Queue()
+    replies: queue.Queue[Any] = queue.Queue()
     looks = count()
 
     def is_over() -> bool:
@@ -152,7 +152,7 @@ def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None
         front.send_multipart([encode(Add(serial, head, ONE_TOKEN, NEXT, None, None)), *arrays])
 
     def tell(reply: Any) -> None:
-        told.put(reply)
+        replies.put(reply)
         ends.extend(news.serial for news in reply.news if news.finish is not None)
         if len(ends) == 4:
             front.send(encode(Close()))
@@ -161,5 +161,5 @@ def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None
     engine, device = slow_engine(is_over)
     send(1)
     Worker(engine, commands, tell).run()
-    assert sorted(ends) == [1, 2, 3, 4] and isinstance(told.get(), Updates)
+    assert sorted(ends) == [1, 2, 3, 4] and isinstance(replies.get(), Updates)
     assert [one.num_sampled for one in device.of(Run)] == [1, 3]

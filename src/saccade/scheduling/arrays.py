@@ -174,7 +174,7 @@ def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:
     longest = max((len(chunk.blocks) for chunk in chunks), default=0)
     assert longest <= layout.max_blocks, f"a request has {longest} blocks; a table has room for {layout.max_blocks}"
     tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
-    for i, chunk in enumerate(chunks):  # takes half the time of assigning to a row
+    for i, chunk in enumerate(chunks):  # takes less than half the time of assigning to a row
         struct.pack_into(f"={len(chunk.blocks)}i", tables.data, i * tables.strides[0], *chunk.blocks)
     return tables
 

@@ -272,7 +272,7 @@ class Engine:
 
     def _complete(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
         """Adds scores of tokens to updates and, when a request ends, timings. Forgets requests that have ended."""
-        told = []
+        completed = []
         for update in updates:
             name, timings, passes, pooled = update.request_id, None, None, None
             live = self._live[name]
@@ -286,8 +286,8 @@ class Engine:
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
             found = scores.get(name) if update.token_ids else None
-            told.append(replace(update, scores=found, timings=timings, passes=passes, pooled=pooled))
-        return told
+            completed.append(replace(update, scores=found, timings=timings, passes=passes, pooled=pooled))
+        return completed
 
     def _release(self, live: LiveRequest) -> None:
         """Frees a sequence. Steps in flight may still write its newest token, but its next owner writes later."""

@@ -50,9 +50,9 @@ class Pace:
 
     def prompt_rows(self, seconds: float, num_outputs: int) -> int:
         """How many prompt rows fit next to `num_outputs` outputs. Together they fill a bucket."""
-        most = self.prefill.within(seconds)
-        fitting = (rows for rows, room in self.buckets if rows <= most and room > num_outputs + MIN_PROMPT_ROOM)
-        return max(self.min_prompt_rows, max(fitting, default=most) - num_outputs)
+        max_rows = self.prefill.within(seconds)
+        fitting = (rows for rows, room in self.buckets if rows <= max_rows and room > num_outputs + MIN_PROMPT_ROOM)
+        return max(self.min_prompt_rows, max(fitting, default=max_rows) - num_outputs)
 
     def vision_s(self, num_rows: int) -> float:
         return self.vision.at(num_rows) if self.vision is not None and num_rows else 0.0

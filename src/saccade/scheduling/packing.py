@@ -49,7 +49,7 @@ class Bins:
         return self.rows[-1]
 
     @cached_property
-    def most_frames(self) -> int:
+    def max_frames(self) -> int:
         return self.frames[-1] - 1  # one segment is for padding
 
     def rows_for(self, rows: int, frames: int) -> int | None:
@@ -66,8 +66,8 @@ class Bins:
 def split(item: int, num_frames: int, units: int, bins: Bins, num_ranks: int = 1) -> list[MediaPart]:
     """Divides an item into parts that fit a pass. Frames do not attend to each other, so a long video can take several
     passes or ranks. A frame that no bucket holds becomes a part by itself."""
-    most = max(1, min(bins.most_frames, bins.largest // max(units, 1), -(-num_frames // num_ranks)))
-    return [MediaPart(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
+    size = max(1, min(bins.max_frames, bins.largest // max(units, 1), -(-num_frames // num_ranks)))
+    return [MediaPart(item, first, min(size, num_frames - first), units) for first in range(0, num_frames, size)]
 
 
 def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> list[list[MediaPart]]:

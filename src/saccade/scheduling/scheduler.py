@@ -55,7 +55,7 @@ class Scheduler:
         self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
         self.live: dict[str, Request] = {}  # unfinished requests by id
-        self._families: dict[str, dict[str, Request]] = {}  # a request and its forks, as far as they live, by its id
+        self._families: dict[str, dict[str, Request]] = {}  # live requests of each family (a request and its forks)
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
