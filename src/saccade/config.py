@@ -143,7 +143,7 @@ class GraphSettings:
 
     def __post_init__(self) -> None:
         if Tier.EAGER in self.tiers:
-            raise ConfigError("eager is what is left when no graph fits; it is not a tier to switch on")
+            raise ConfigError("eager is the fallback when no graph fits; it is not a tier to enable")
         for name in ("exact_after", "exact_max_graphs", "exact_max_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")

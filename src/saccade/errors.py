@@ -63,7 +63,7 @@ def contained() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise PanicError("a library panicked; its own words are on stderr") from None
+        raise PanicError("a library panicked; its message is on stderr") from None
 
 
 class GraphError(SaccadeError):

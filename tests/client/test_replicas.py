@@ -228,7 +228,7 @@ def test_an_engine_that_cannot_be_started_is_given_up_and_the_last_one_ends_it_a
         assert await answer(replicas, some_prompt()) == "two words"
         states = [replicas.is_alive]
         rig.started[1].is_dead.set()
-        assert "all engines died, the last one so: killed" in await replicas.wait_dead()
+        assert "all engines died; the last one: killed" in await replicas.wait_dead()
         states.append(replicas.is_alive)
         assert states == [True, False]
         with pytest.raises(EngineDeadError):
@@ -255,7 +255,7 @@ def test_aborts_reach_the_engine_and_an_aborted_request_is_not_moved(run: Callab
             engine.may_begin.clear()
         task = asyncio.create_task(answer(replicas, some_prompt(), "mine"))
         await until(lambda: any(engine.asked for engine in rig.started))
-        with pytest.raises(RequestError, match="ids must differ"):
+        with pytest.raises(RequestError, match="ids must be unique"):
             await answer(replicas, some_prompt(), "mine")
         replicas.abort("mine")
         replicas.abort("unknown")

@@ -229,7 +229,7 @@ class TestLimits:
         loop = make_loop()
         loop.add(make_request("a", text(4), params=outputs(5, n=2)))
         for taken in ("a", "a:1"):
-            with pytest.raises(RequestError, match="ids must differ"):
+            with pytest.raises(RequestError, match="ids must be unique"):
                 loop.scheduler.add(make_request(taken, text(4)))
         loop.scheduler.abort("a")
         loop.scheduler.add(make_request("a", text(4)))
@@ -261,7 +261,7 @@ class TestLimits:
         [
             ({"max_queued_requests": 0}, r"max_queued_requests is 0; it must be at least 1 \(--max-queued-requests\)"),
             ({"max_model_len": 1}, "at least 2"),
-            ({"max_num_seqs": 33}, "33 requests that run need a row each"),
+            ({"max_num_seqs": 33}, "33 running requests need a row each"),
         ],
     )
     def test_settings_are_checked(self, change: dict[str, int], message: str) -> None:

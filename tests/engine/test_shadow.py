@@ -431,5 +431,5 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loade
 
 
 def test_a_share_beyond_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shadow is 1.5; allowed are 0 to 1 \(--shadow\)"):
+    with pytest.raises(ConfigError, match=r"shadow is 1.5; it must be between 0 and 1 \(--shadow\)"):
         EngineSettings(shadow=1.5)

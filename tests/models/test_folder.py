@@ -71,7 +71,7 @@ def test_a_file_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyP
     for name in ("config.json", "notes.md", "model.safetensors"):
         (tmp_path / name).touch()
     monkeypatch.setattr("os.access", lambda path, mode: Path(path).name == "config.json")
-    with pytest.raises(ConfigError, match=r"user \d+ may not read .*/model\.safetensors; give that user the right"):
+    with pytest.raises(ConfigError, match=r"user \d+ may not read .*/model\.safetensors; let that user"):
         find_folder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     assert find_folder(tmp_path) == tmp_path

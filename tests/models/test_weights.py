@@ -212,7 +212,7 @@ def test_an_index_cannot_lead_out_of_its_folder(loaded: Load, tmp_path: Path) ->
     shard(copy(made, tmp_path), 1)
     index = {"weight_map": {"model.norm.weight": "../other/model.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigError, match="outside of its folder"):
+    with pytest.raises(ConfigError, match="outside its folder"):
         load_model(tmp_path)
 
 

@@ -123,6 +123,6 @@ def _check_length(folder: Path) -> None:
     length = len(str(folder / COMMANDS))
     if length > zmq.IPC_PATH_MAX_LEN:
         raise ConfigError(
-            f"the temporary folder gives sockets a path of {length} characters; the most is {zmq.IPC_PATH_MAX_LEN} "
-            "(set TMPDIR to a shorter one)"
+            f"sockets in the temporary folder have a path of {length} characters; the limit is {zmq.IPC_PATH_MAX_LEN} "
+            "(set TMPDIR to a folder with a shorter path)"
         )

@@ -24,7 +24,7 @@ class Liveness:
         found = [*self.faults]
         silence_s = monotonic() - self._heard_at
         if has_work and silence_s > STALLED_S:
-            found.append(f"the engine has requests and has not made a step for {silence_s:.0f} seconds")
+            found.append(f"the engine has requests but has not finished a step for {silence_s:.0f} seconds")
         if has_work and self._compile_wait_s > COMPILING_S:
-            found.append(f"requests wait {self._compile_wait_s:.0f} seconds for their grammars to be compiled")
+            found.append(f"requests have waited {self._compile_wait_s:.0f} seconds for their grammars to compile")
         return found

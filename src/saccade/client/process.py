@@ -245,7 +245,7 @@ class AsyncEngine:
     def _open(self, request_id: str, prompt: Prompt, params: SamplingParams) -> RequestStream:
         self._check_alive()
         if request_id in self._by_id:
-            raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
+            raise RequestError(f"request {request_id!r} is still running; ids must be unique", param="request_id")
         stream = RequestStream(next(self._serials), request_id, prompt, params, self.processor.tokenizer)
         self._by_id[request_id] = self._streams[stream.serial] = stream
         if self._traced_ids is not None and len(self._traced_ids) < MAX_REQUESTS:
@@ -268,7 +268,7 @@ class AsyncEngine:
         if self._dead.done():
             raise _dead_error(self._dead.result())
         if self._is_closing:
-            raise EngineDeadError("the engine is being closed; it takes no more requests")
+            raise EngineDeadError("the engine is closing and accepts no more requests")
 
     def _fail_to_hear(self, error: Exception) -> None:
         self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))

@@ -132,7 +132,7 @@ class Replicas:
         """Like `AsyncEngine.generate`. If the engine is full or dies before the first delta, the request moves to
         another one, though only once after a death. After the first delta it ends with the EngineDeadError."""
         if request_id in self._running:
-            raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
+            raise RequestError(f"request {request_id!r} is still running; ids must be unique", param="request_id")
         key, tokens = affinity_key(prompt, cache_salt), request_tokens(len(prompt), params)
         tried, num_deaths = dict[str, SaccadeError](), 0
         held: Prompt | None = prompt
@@ -142,7 +142,7 @@ class Replicas:
             if taken is None:
                 raise self._nobody(list(tried.values()))
             engine = self._replicas[taken.replica].engine
-            assert engine is not None and held is not None, "only engines that live are in the router"
+            assert engine is not None and held is not None, "the router has only living engines"
             self._running[request_id] = running = _Running(engine)
             try:
                 source = engine.generate(request_id, held, params, turn=turn, deadline=deadline, cache_salt=cache_salt)
@@ -179,7 +179,7 @@ class Replicas:
             elif not isinstance(answer, EngineDeadError):
                 raise answer
         if not found:
-            raise EngineDeadError("no engine lives")
+            raise EngineDeadError("no engine is running")
         return found
 
     async def flush_cache(self) -> bool:
@@ -203,17 +203,17 @@ class Replicas:
             reason = await replica.engine.wait_dead()
             self._router.leave(replica.name)
             dead, replica.engine, replica.trouble = replica.engine, None, reason
-            _log.error("replica %s: %s; the others go on", replica.name, reason)
+            _log.error("replica %s: %s; the others keep serving", replica.name, reason)
             replica.back_off.note_death()
             await dead.aclose()
             replica.engine = await self._started_again(replica)
             if replica.engine is not None:
                 replica.trouble = ""
                 self._router.join(replica.name)
-                _log.warning("replica %s runs again", replica.name)
+                _log.warning("replica %s is running again", replica.name)
         replica.is_given_up = True
         if all(other.is_given_up for other in self._replicas.values()) and not self._dead.done():
-            self._dead.set_result(f"all engines died, the last one so: {replica.trouble}")
+            self._dead.set_result(f"all engines died; the last one: {replica.trouble}")
 
     async def _started_again(self, replica: _Replica) -> ServedEngine | None:
         while (delay_s := replica.back_off.next_delay_s()) is not None:

@@ -363,4 +363,4 @@ def _refusal(serial: int, error: Exception) -> messages.Refused:
     if isinstance(error, CapacityError):
         return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
-    return messages.Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
+    return messages.Refused(serial, "internal", f"the engine could not accept the request: {type(error).__name__}")

@@ -86,7 +86,7 @@ def read_reply(data: bytes) -> FromProcess:
     try:
         reply: FromProcess = _from_process.decode(data)
     except msgspec.MsgspecError:
-        raise BadPacketError(f"{len(data)} bytes are no reply") from None
+        raise BadPacketError(f"it sent {len(data)} bytes that are not a reply") from None
     return reply
 
 

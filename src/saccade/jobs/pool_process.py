@@ -168,7 +168,7 @@ class PoolProcess:
                     self._check(limits, cpu_end, wall_end)  # the process could ask forever
                     refusal = refusal or self._hold(num_bytes, hold)
                 case packets.JobFailed(is_memory=True):
-                    raise JobKilledError("memory", "it needs more memory than it may have")
+                    raise JobKilledError("memory", "it needs more memory than allowed")
                 case packets.JobFailed(text=text):
                     raise ProcessLostError(f"it failed ({_printable(text)[:80]})")
                 case packets.JobDone() | packets.JobRefused() as reply:

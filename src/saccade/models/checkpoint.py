@@ -87,7 +87,7 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     files = tuple(index.parent / name for name in names)
     for file in files:
         if file.parent != index.parent:
-            raise ConfigError(f"{index} names {file.name} outside of its folder; download the checkpoint again")
+            raise ConfigError(f"{index} names {file.name} outside its folder; download the checkpoint again")
         if not _is_file(file):
             raise ConfigError(
                 f"{file} is missing, but {index.name} names it as one of {len(files)} shards; download it again"

@@ -27,7 +27,7 @@ def find_folder(
         return path
     if path.is_file() and path.suffix == ".gguf":
         raise ConfigError(
-            f"{folder_or_id} is a file; put config.json and tokenizer.json beside it and give the folder, "
+            f"{folder_or_id} is a file; put config.json and tokenizer.json next to it and give the folder, "
             f"with --load-format gguf"
         )
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
@@ -58,9 +58,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _forbidden(path: str | Path) -> ConfigError:
-    return ConfigError(
-        f"user {os.getuid()} may not read {path}; give that user the right to, and to enter the folders above it"
-    )
+    return ConfigError(f"user {os.getuid()} may not read {path}; let that user read it and enter the folders above it")
 
 
 def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Path:
@@ -85,12 +83,12 @@ def _reason(error: Exception) -> str:
 
     match error:
         case errors.GatedRepoError():
-            return "its owner lets in only those who accept its terms; do so on its page, and set HF_TOKEN"
+            return "it is gated; accept its terms on its page and set HF_TOKEN"
         case errors.RevisionNotFoundError():
             return "it has no such revision (--revision)"
         case errors.RepositoryNotFoundError():
-            return "the hub has no repository of this name, or only for those with a token (HF_TOKEN)"
+            return "the hub has no repository of this name, or it needs a token (HF_TOKEN)"
         case errors.LocalEntryNotFoundError():
-            met = type(error.__cause__ or error).__name__
-            return f"the hub cannot be reached ({met}); check the network, or give a local folder"
+            cause = type(error.__cause__ or error).__name__
+            return f"the hub cannot be reached ({cause}); check the network, or give a local folder"
     return f"{type(error).__name__}; check the name, the network and the disk, or give a local folder"

@@ -84,7 +84,7 @@ class Config:
     def ints(self, key: str) -> tuple[int, ...]:
         values = self.get(key, [])
         if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
-            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
+            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; it must be a list of integers of at least 0")
         return tuple(values)
 
     def has(self, key: str) -> bool:
@@ -121,14 +121,14 @@ class Rope:
         nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
         if nested:
             raise ConfigError(
-                f"{rope.where} has one rotary for each of {', '.join(nested)}; this model has one for all"
+                f"{rope.where} has a rotary for each of {', '.join(nested)}; this model has one for all layers"
             )
         base = rope.get("rope_theta", config.get("rope_theta", default_base))
         if base <= 0:
             raise ConfigError(f"{rope.where}: rope_theta is {base}; it must be above 0")
         scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if scaling is not None and part != 1.0:
-            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part} beside a scaling; only 1 is supported")
+            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part}; with a scaling only 1 is supported")
         sections = rope.ints("mrope_section")
         if len(sections) not in (0, 3):
             raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
@@ -151,7 +151,7 @@ def read_decoder(
     head_dim = config.get("head_dim", width // num_heads)
     if not 2 <= head_dim <= MAX_SIZE or head_dim % 2:
         raise ConfigError(
-            f"{config.where}: head_dim is {head_dim} (hidden_size over num_attention_heads where it is not written); "
+            f"{config.where}: head_dim is {head_dim} (by default hidden_size / num_attention_heads); "
             f"it must be even and at least 2"
         )
     has_bias = config.get("attention_bias", False)

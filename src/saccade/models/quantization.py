@@ -134,7 +134,7 @@ def _compressed(found: Config) -> WeightFormat:
     if found.has("kv_cache_scheme"):
         raise _refusal(found, "a quantised KV cache (kv_cache_scheme)")
     if not (group.has("weights") and group.has("input_activations")):
-        raise _refusal(found, "weights alone, or inputs alone,")
+        raise _refusal(found, "only weights or only inputs")
     return _by_channel_or_tensor(found, group.sub("weights"), group.sub("input_activations"))
 
 

@@ -48,7 +48,7 @@ def _rotary_faults(spec: DecoderSpec) -> Iterator[str]:
         if 2 * len(rotary.axes) != rotary.width:
             yield (
                 f"mrope_section adds up to {len(rotary.axes)}; it must be {rotary.width // 2}, half of head_dim "
-                f"(left out, it is that of the family's models)"
+                f"(by default it is that of the family's models)"
             )
         if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -64,7 +64,7 @@ def _decoder_faults(spec: DecoderSpec) -> Iterator[str]:
     if spec.logit_softcap is not None and spec.logit_softcap <= 0:
         yield f"final_logit_softcapping is {spec.logit_softcap}; it must be above 0, or null for none"
     if any(layer.window is not None and layer.window < 1 for layer in spec.layers):
-        yield "sliding_window is below 1; a token sees itself at least"
+        yield "sliding_window is below 1; a token must at least attend to itself"
     for moe in {layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)}:
         if not 1 <= moe.top_k <= moe.num_experts:
             yield f"num_experts_per_tok is {moe.top_k}; 1 to {moe.num_experts} (num_experts) are allowed"

@@ -122,7 +122,7 @@ def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
     """The folder's config.json describes the model; the GGUF metadata is only checked for unsupported values."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
-        raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, beside config.json")
+        raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, next to config.json")
     file = GGUFFile.open(files[0])
     file.config()
     return _read_config(folder), file
@@ -130,7 +130,7 @@ def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
 
 def _read_config(folder: Path) -> Config:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it beside its weights")
+        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it next to its weights")
     return Config.read(folder / "config.json")
 
 

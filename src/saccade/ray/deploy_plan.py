@@ -21,7 +21,7 @@ BUNDLED: dict[str, Any] = {**bundled.LIMITS, "served_model_name": ("saccade",)}
 _PARTS = (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings, DeploySettings)
 # Settings that only a server without Ray has, and what replaces them here.
 _ELSEWHERE = {
-    "data_parallel_size": "replicas says how many engines there are",
+    "data_parallel_size": "use --replicas for the number of engines",
     "restart_engine": "engines that die are always replaced",
     **dict.fromkeys(
         ("host", "port"), "Ray Serve's proxies listen: --host and --port of `saccade deploy`, or http_options"
@@ -83,7 +83,7 @@ def check_names(names: Iterable[str]) -> None:
     known = _known()
     for name in names:
         if name in _ELSEWHERE:
-            raise ConfigError(f"{name} is not for a Ray cluster: {_ELSEWHERE[name]}")
+            raise ConfigError(f"{name} is not a setting on a Ray cluster: {_ELSEWHERE[name]}")
         if name not in known:
             near = get_close_matches(name, known, n=1)
             raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))

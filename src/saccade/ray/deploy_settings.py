@@ -13,21 +13,21 @@ class DeploySettings:
     address: str = setting("auto", "address of the Ray cluster; auto: the one this machine belongs to")
     app_name: str = setting("saccade", "name of the application in Ray Serve; deploying it again updates it")
     route_prefix: str = setting("/", "path under which Ray Serve's proxies serve the application")
-    replicas: int = setting(1, "engines with the whole model; the fewest, with --max-replicas")
+    replicas: int = setting(1, "number of engines, each with the whole model; the minimum if --max-replicas is set")
     max_replicas: int = setting(
-        0, "most engines, between which and --replicas their number follows load; 0: no scaling"
+        0, "number of engines to scale up to under load, with --replicas as the minimum; 0: no scaling"
     )
-    target_tokens: int = setting(32768, "tokens queued and running on an engine beyond which more are started")
-    target_requests: int = setting(128, "requests queued and running on an engine beyond which more are started")
+    target_tokens: int = setting(32768, "tokens queued and running per engine above which more engines are started")
+    target_requests: int = setting(128, "requests queued and running per engine above which more engines are started")
     look_back_s: float = setting(
         30.0, "seconds over which load is averaged for scaling; Ray Serve collects it every 10"
     )
-    upscale_delay_s: float = setting(10.0, "seconds for which more engines must be wanted before they are started")
-    downscale_delay_s: float = setting(300.0, "seconds for which fewer engines must be wanted before some are ended")
-    replica_gpus: float = setting(-1.0, "GPUs of an engine; -1: one a rank, and none on a CPU or for the bundled model")
-    replica_cpus: float = setting(1.0, "CPU cores that are set aside for an engine")
-    ingress_replicas: int = setting(1, "front ends, each of which serves any request")
-    ingress_cpus: float = setting(1.0, "CPU cores that are set aside for a front end")
+    upscale_delay_s: float = setting(10.0, "seconds that a need for more engines must last before they are started")
+    downscale_delay_s: float = setting(300.0, "seconds that fewer engines must be enough before some are stopped")
+    replica_gpus: float = setting(-1.0, "GPUs per engine; -1: one per rank, and none on a CPU or for the bundled model")
+    replica_cpus: float = setting(1.0, "CPU cores reserved for each engine")
+    ingress_replicas: int = setting(1, "number of front ends; each can serve any request")
+    ingress_cpus: float = setting(1.0, "CPU cores reserved for each front end")
     stats_period_s: float = setting(1.0, "seconds between two reports of an engine's load to the front ends")
     health_period_s: float = setting(
         2.0, "seconds between two checks of an engine; after three failures it is replaced"
@@ -35,17 +35,17 @@ class DeploySettings:
 
     def __post_init__(self) -> None:
         for name in ("replicas", "ingress_replicas", "target_tokens", "target_requests"):
-            if (met := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {met}; it must be at least 1 ({_flag(name)})")
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1 ({_flag(name)})")
         for name in ("look_back_s", "stats_period_s", "health_period_s"):
-            if not (met := getattr(self, name)) > 0:
-                raise ConfigError(f"{name} is {met}; it must be above 0 ({_flag(name)})")
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0 ({_flag(name)})")
         for name in ("upscale_delay_s", "downscale_delay_s", "replica_cpus", "ingress_cpus"):
-            if not (met := getattr(self, name)) >= 0:
-                raise ConfigError(f"{name} is {met}; it must be 0 or more ({_flag(name)})")
+            if not (value := getattr(self, name)) >= 0:
+                raise ConfigError(f"{name} is {value}; it must be 0 or more ({_flag(name)})")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise ConfigError(
-                f"max_replicas is {self.max_replicas}, and replicas, the fewest, is {self.replicas} "
+                f"max_replicas is {self.max_replicas}; it must be at least replicas, which is {self.replicas} "
                 "(--max-replicas, --replicas)"
             )
         if not self.route_prefix.startswith("/"):

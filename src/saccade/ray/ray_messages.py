@@ -80,7 +80,7 @@ def ended(error: Exception, replica: str) -> Ended:
         case EngineDeadError():
             return Ended("dead", str(error), replica)
         case _:
-            return Ended("internal", f"the engine could not take the request in: {type(error).__name__}", replica)
+            return Ended("internal", f"the engine could not accept the request: {type(error).__name__}", replica)
 
 
 def error_of(said: Ended) -> SaccadeError:

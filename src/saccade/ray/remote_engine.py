@@ -101,7 +101,7 @@ class RemoteEngine:
                     if reply.ended is not None:
                         is_over, route = True, route._replace(avoid=(reply.ended.replica,))
                         raise error_of(reply.ended)
-                    assert reply.delta is not None, "a reply is one of both"
+                    assert reply.delta is not None, "a reply has a delta or an end"
                     has_begun, arrays = True, []
                     yield replace_struct(reply.delta, request_id=request_id)
                 is_over = True
@@ -170,7 +170,7 @@ def _translated(error: Exception) -> SaccadeError:
     if isinstance(error, SaccadeError):
         return error
     if isinstance(error, RayServeException):  # no replicas, or too many requests
-        return CapacityError("the replicas take no requests now", retry_after_s=RETRY_AFTER_S)
+        return CapacityError("the replicas accept no requests at the moment", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, RayTaskError | TaskCancelledError):
         return SaccadeError(f"a replica failed: {type(error).__name__}")
     return EngineDeadError("the engine died: its replica is gone; its requests are lost")

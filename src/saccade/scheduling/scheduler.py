@@ -78,7 +78,7 @@ class Scheduler:
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self.live.keys():
-            raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
+            raise RequestError(f"request {request.id!r} is still running; ids must be unique", param="request_id")
         check_queue(tuple(family.values()), self._waiting, self.settings, self._num_startable)
         room = self.settings.max_model_len - len(request.prompt_ids)
         if not self.live:

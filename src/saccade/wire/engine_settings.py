@@ -13,7 +13,7 @@ class SchedulerSettings:
 
     max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
     max_num_batched_tokens: int = setting(
-        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere, where 1024 is the most"
+        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU; elsewhere 256, and at most 1024"
     )
     max_model_len: int = setting(
         0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
@@ -21,9 +21,9 @@ class SchedulerSettings:
     prefill_chunk_tokens: int = setting(0, "prompt rows of one request in one step; 0 sets no limit")
     max_step_ms: float = setting(
         0.0,
-        "about how long a step may take while answers are being written: longer prompts and more images are spread "
-        "over several, by times measured at the start; 0: on a GPU as serves most and keeps answers going, none "
-        "elsewhere; inf sets no limit",
+        "about how long a step may take while outputs are being generated: longer prompts and more images are spread "
+        "over several steps, by times measured at the start; 0: on a GPU a balance of throughput and steady outputs, "
+        "elsewhere no limit; inf sets no limit",
     )
     encoder_budget_tokens: int = setting(
         0, "image rows encoded in one step; a longer image goes alone; 0: 8192 on a GPU, 512 elsewhere"
@@ -37,14 +37,14 @@ class SchedulerSettings:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            low, met = int(name in _AT_LEAST_ONE), getattr(self, name)
-            if not met >= low:
-                raise ConfigError(f"{name} is {met}; it must be at least {low} ({_flag(name)})")
+            low, value = int(name in _AT_LEAST_ONE), getattr(self, name)
+            if not value >= low:
+                raise ConfigError(f"{name} is {value}; it must be at least {low} ({_flag(name)})")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len is 1; it must be at least 2 (--max-model-len)")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} requests that run need "
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} running requests need "
                 "a row each (raise --max-num-batched-tokens or lower --max-num-seqs)"
             )
 
@@ -90,7 +90,7 @@ class EngineSettings:
 
     revision: str = setting("", "branch, tag or commit of a model from the hub")
     download_dir: str = setting("", "folder for models from the hub; by default the hub's own cache")
-    chat_template: str = setting("", "file with a chat template that takes the place of the checkpoint's")
+    chat_template: str = setting("", "file with a chat template to use instead of the checkpoint's")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
@@ -101,15 +101,17 @@ class EngineSettings:
     block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
     kv_cache_tokens: int = setting(0, "tokens of the KV cache; 0: what is left of the GPU's memory, 16384 elsewhere")
     gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory to use")
-    enable_prefix_caching: bool = setting(True, "keep the KV blocks of finished requests for prompts that begin alike")
+    enable_prefix_caching: bool = setting(
+        True, "keep the KV blocks of finished requests for prompts with the same beginning"
+    )
     encoder_cache_tokens: int = setting(
         16384, "image rows kept for requests with the same images; 0 keeps none longer than a request needs them"
     )
     graphs: str = setting(
         "",
         "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
-        "prefill and decode: auto, full, piecewise, "
-        "off; vision: auto (both kinds, the faster one), capacity or full (buckets), exact (hot layouts only), off",
+        "prefill and decode: auto, full, piecewise, off; vision: auto (buckets and hot layouts, whichever is faster), "
+        "capacity or full (buckets), exact (hot layouts only), off",
     )
     graphs_strict: bool = setting(False, "a step that is not replayed is an error")
     verify: str = setting(
@@ -120,7 +122,7 @@ class EngineSettings:
         0.0, "share of replays that are run again without their graph when the engine is idle, and compared; 0: none"
     )
     shadow_dir: str = setting("", "folder for inputs of replays that were wrong; by default one in the user's cache")
-    tensor_parallel_size: int = setting(1, "ranks that share the model, each on a GPU of its own (a process on a CPU)")
+    tensor_parallel_size: int = setting(1, "ranks that share the model, each on its own GPU (or as a process on a CPU)")
     mm_encoder_tp_mode: str = setting(
         "auto",
         "how ranks share the vision encoder: weights (each has a part), data (each encodes whole images), or auto "
@@ -129,7 +131,7 @@ class EngineSettings:
     pooling: str = setting(
         "auto", "how hidden states become embeddings: last (token's), mean, or auto: as the checkpoint says, else last"
     )
-    seed: int = setting(0, "seed of requests that bring none")
+    seed: int = setting(0, "seed for requests without one")
     warm_up: bool = setting(True, "run requests of every kind at the start, so that the first ones are not slower")
     watchdog_timeout_s: float = setting(
         120.0, "seconds without an answer after which an engine counts as dead; 0: never"
@@ -137,24 +139,26 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
-            met = self.gpu_memory_utilization
-            raise ConfigError(f"gpu_memory_utilization is {met}; allowed are above 0 to 1 (--gpu-memory-utilization)")
+            value = self.gpu_memory_utilization
+            raise ConfigError(
+                f"gpu_memory_utilization is {value}; it must be above 0 and at most 1 (--gpu-memory-utilization)"
+            )
         for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s"):
-            if not (met := getattr(self, name)) >= 0:
-                raise ConfigError(f"{name} is {met}; it must be 0 or more ({_flag(name)})")
+            if not (value := getattr(self, name)) >= 0:
+                raise ConfigError(f"{name} is {value}; it must be 0 or more ({_flag(name)})")
         for name, words in WORDS.items():
-            if (met := getattr(self, name)) not in words:
-                raise ConfigError(f"{name} is {met!r}; allowed: {', '.join(words)} ({_flag(name)})")
+            if (value := getattr(self, name)) not in words:
+                raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(words)} ({_flag(name)})")
         if self.tensor_parallel_size < 1:
-            met = self.tensor_parallel_size
-            raise ConfigError(f"tensor_parallel_size is {met}; it must be at least 1 (--tensor-parallel-size)")
+            value = self.tensor_parallel_size
+            raise ConfigError(f"tensor_parallel_size is {value}; it must be at least 1 (--tensor-parallel-size)")
         if self.shadow and self.tensor_parallel_size > 1:
             raise ConfigError(
                 "shadow checks run a pass again on one rank, which would wait for the others; leave out --shadow, or "
                 "--tensor-parallel-size"
             )
         if not 0 <= self.shadow <= 1:
-            raise ConfigError(f"shadow is {self.shadow}; allowed are 0 to 1 (--shadow)")
+            raise ConfigError(f"shadow is {self.shadow}; it must be between 0 and 1 (--shadow)")
         self.phase_modes()
         self.vision_tiers()
 
@@ -170,8 +174,8 @@ class EngineSettings:
         word = self._graph_words()["vision"]
         if word == "exact" and self.graphs_strict:
             raise ConfigError(
-                "graphs has vision=exact, with which a layout is not replayed until it came often, and --graphs-strict "
-                "makes that an error; leave one out"
+                "graphs has vision=exact, which replays a layout only after it has come up often, and --graphs-strict "
+                "makes passes without a graph an error; drop one of them"
             )
         return VISION_WORDS[word]
 
@@ -212,4 +216,4 @@ VISION_WORDS = {
     "off": frozenset[Tier](),
     "full": _CAPACITY,
 }
-_WHY_NOT = {("vision", "piecewise"): "; a vision pass calls nothing between pieces, so that its graphs are full ones"}
+_WHY_NOT = {("vision", "piecewise"): "; a vision pass calls nothing between pieces, so its graphs are always full"}

@@ -56,7 +56,7 @@ def read_text(config: Config) -> DecoderSpec:
     if config.get("use_bidirectional_attention", False):
         raise ConfigError(
             f"{config.where}: use_bidirectional_attention is true; only causal attention is supported, and such a "
-            f"model embeds texts rather than writing them"
+            f"model embeds text rather than generating it"
         )
     # Gemma-3 reads hidden_activation and ignores hidden_act.
     plain = read_decoder(
@@ -128,8 +128,8 @@ def _ropes(config: Config) -> tuple[Rope, Rope]:
     given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
     if set(given.values) - {"sliding_attention", "full_attention"}:
         raise ConfigError(
-            f"{config.where}: rope_parameters names {', '.join(given.values)}; Gemma-3 has a rotary of its own for "
-            f"sliding_attention and for full_attention, so these two keys are what it may hold"
+            f"{config.where}: rope_parameters names {', '.join(given.values)}; the keys allowed for Gemma-3 are "
+            f"sliding_attention and full_attention, which have different rotaries"
         )
     scaled = _rope_of(given, "full_attention") | config.get("rope_scaling", {})
     local = Config({"rope_parameters": _rope_of(given, "sliding_attention")}, config.where)

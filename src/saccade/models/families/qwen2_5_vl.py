@@ -27,8 +27,8 @@ def read_vision(whole: Config) -> VisionSpec:
     window = config.size("window_size") // patch // merge
     if not window:
         raise ConfigError(
-            f"{config.where}: window_size is {config.size('window_size')}; a window holds at least one merged patch, "
-            f"which is {patch * merge} pixels wide (patch_size times spatial_merge_size)"
+            f"{config.where}: window_size is {config.size('window_size')}; it must be at least {patch * merge}, "
+            f"the width of a merged patch (patch_size times spatial_merge_size)"
         )
     mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.activation("hidden_act"), bias=True)
     return VisionSpec(
