@@ -71,7 +71,7 @@ def test_a_service_is_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
-def test_a_service_gives_requests_time_to_end(name: str) -> None:
+def test_a_service_gives_requests_time_to_finish(name: str) -> None:
     service = COMPOSE["services"][name]
     words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in service["command"]]
     command, rest = find_command(words)

@@ -43,12 +43,12 @@ def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool
     return asyncio.run(run())
 
 
-def test_more_messages_than_are_read_at_once_are_all_heard(spare: Spare) -> None:
+def test_messages_beyond_one_batch_are_all_read(spare: Spare) -> None:
     said = [Stage(str(i)) for i in range(3 * MOST_HEARD + 1)]
     assert heard(spare, [encode(message) for message in said], lambda found: len(found) == len(said)) == said
 
 
-def test_what_comes_behind_a_message_that_is_none_is_not_heard(spare: Spare) -> None:
+def test_nothing_is_read_after_an_invalid_message(spare: Spare) -> None:
     said = [encode(Stage("1")), b"nonsense", *[encode(Stage("2"))] * 3]
     first, problem, *rest = heard(spare, said, lambda found: len(found) > 1)
     assert first == Stage("1") and isinstance(problem, Exception) and not rest

@@ -125,7 +125,7 @@ def _vision_step(spec: Any, grids: Any, num_rows: int, seed: int) -> VisionStep:
     return replace(step, **grown, max_segment=num_rows)
 
 
-def test_attention_is_called_outside_once_per_layer_and_may_come_back_in_another_shape(loaded: Load) -> None:
+def test_attention_runs_outside_once_per_layer_and_may_return_another_shape(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     prompt = write(model, [9], seed=0)
     asked = request(model, prompt, positions(oracle_inputs(made.oracle, prompt)))

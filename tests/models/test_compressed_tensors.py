@@ -33,7 +33,7 @@ def quantized(folder: Path, preset: str) -> Any:
 
 @torch.no_grad()
 @pytest.mark.parametrize("preset", ["FP8_DYNAMIC", "FP8"])
-def test_a_checkpoint_of_the_library(preset: str, tmp_path: Path) -> None:
+def test_a_checkpoint_written_by_the_library_gives_its_logits(preset: str, tmp_path: Path) -> None:
     plain = wide_checkpoint(tmp_path / "plain")
     oracle, stored = quantized(plain, preset), tmp_path / "stored"
     model_to_write = quantized(plain, preset)

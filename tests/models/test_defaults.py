@@ -58,7 +58,7 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_default_is_that_of_transformers(model_type: str) -> None:
+def test_defaults_match_transformers(model_type: str) -> None:
     """Asked of the classes: a config that is built has dropped what is off, a window for one."""
     ours, theirs = MODEL_TYPES[model_type].defaults, CLASSES[model_type]
     parts = getattr(theirs, "sub_configs", {})
@@ -72,7 +72,7 @@ def test_every_default_is_that_of_transformers(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", PARTIAL)
-def test_a_partial_config_is_the_model_transformers_makes_of_it(architecture: str) -> None:
+def test_a_partial_config_gives_the_same_model_as_in_transformers(architecture: str) -> None:
     partial = {"architectures": [architecture]} | PARTIAL[architecture]
     whole = CLASSES[partial["model_type"]](**PARTIAL[architecture]).to_dict() | {"architectures": [architecture]}
     assert spec_of(partial) == spec_of(whole)
@@ -82,7 +82,7 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     return MODEL_TYPES[config["model_type"]].defaults.complete(config)
 
 
-def test_a_completed_config_keeps_what_it_says() -> None:
+def test_completing_a_config_keeps_its_values() -> None:
     config = complete({"model_type": "gemma3", "image_token_id": 7, "vision_config": {"patch_size": 14}})
     assert (config["image_token_index"], config["mm_tokens_per_image"]) == (7, 256)
     assert (config["vision_config"]["patch_size"], config["vision_config"]["image_size"]) == (14, 224)

@@ -76,7 +76,7 @@ def test_tower_agrees_at_every_level(loaded: Load, name: str) -> None:
         close(mine, theirs)
 
 
-def test_scaled_embeddings_round_as_transformers_rounds_them(loaded: Load) -> None:
+def test_scaled_embeddings_round_as_in_transformers(loaded: Load) -> None:
     """sqrt(48) is no bfloat16 number: the factor is rounded first, then the product."""
     made, _ = loaded("gemma3")
     model = load_model(made.folder, dtype=torch.bfloat16)

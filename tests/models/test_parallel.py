@@ -28,7 +28,7 @@ def families(size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", rank_families.CASES)
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_equal_one(size: int, case: str) -> None:
+def test_several_ranks_equal_one(size: int, case: str) -> None:
     """Logits and rows of images within 1e-4, out of a graph and in one that was recorded with other data; all ranks
     have the same bits."""
     assert not families(size)[case], families(size)[case]
@@ -37,7 +37,7 @@ def test_ranks_together_equal_one(size: int, case: str) -> None:
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_vl_moe"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_shards_are_shards_of_one_tensor(
+def test_shards_come_from_one_tensor(
     loaded: Callable[[str], Loaded], name: str, load_format: LoadFormat, size: int
 ) -> None:
     """Made-up weights too: they are drawn for the whole tensor by its name, then cut."""
@@ -77,7 +77,7 @@ def _is_view(args: Any, result: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3_vl"])
-def test_a_rank_reads_its_own_bytes_alone(loaded: Callable[[str], Loaded], name: str, tmp_path: Path) -> None:
+def test_a_rank_reads_only_its_own_bytes(loaded: Callable[[str], Loaded], name: str, tmp_path: Path) -> None:
     """Of tied models also where the checkpoint has the head once more, which is compared with the embedding."""
     made, _ = loaded(name)
     folder = with_stored_head(made.folder, tmp_path) if name == "llama" else made.folder
@@ -100,7 +100,7 @@ def with_stored_head(folder: Path, into: Path, change: float = 0.0) -> Path:
     return into
 
 
-def test_a_head_that_is_tied_and_differs_is_found_by_the_rank_that_holds_the_difference(
+def test_a_tied_head_that_differs_is_found_by_the_rank_that_holds_the_difference(
     loaded: Callable[[str], Loaded], tmp_path: Path
 ) -> None:
     folder = with_stored_head(loaded("llama")[0].folder, tmp_path, change=1.0)

@@ -63,7 +63,7 @@ def oracle_of(made: tiny.Tiny, plain: Path) -> Any:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_is_what_its_numbers_are_worth(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
+def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
     """All weights to the bit, and logits within what rounding the inputs of products costs."""
     made, _ = loaded(name)
     quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
@@ -120,7 +120,7 @@ def test_plain_weights_are_rounded_while_they_are_loaded(loaded: Load, name: str
     assert model.parameter_bytes() < plain.parameter_bytes()
 
 
-def test_vision_is_rounded_only_where_asked_for(loaded: Load) -> None:
+def test_vision_is_rounded_only_on_request(loaded: Load) -> None:
     made, _ = loaded("qwen3_vl")
     for asked, has_language, has_vision in (
         (Quantize(language="fp8"), True, False),
@@ -153,7 +153,7 @@ def test_layers_that_config_json_names_stay_plain(loaded: Load, scheme: str, tmp
         assert not found["decoder.layers.0.attention.out.weight"].is_plain
 
 
-def test_parts_of_one_product_must_be_alike(loaded: Load, tmp_path: Path) -> None:
+def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     quantized, _ = write_quantized(made.folder, SCHEMES["blocks"], tmp_path)
     set_quantization(quantized, modules_to_not_convert=[*SKIPPED, "model.layers.0.self_attn.k_proj"])
@@ -176,7 +176,7 @@ def test_parts_of_one_product_must_be_alike(loaded: Load, tmp_path: Path) -> Non
         ({}, "quant_method 'unknown'"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
+def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
     made, _ = loaded("qwen3")
     values = tiny.config_of(made.folder) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -185,20 +185,20 @@ def test_what_is_not_supported_is_refused_by_name(loaded: Load, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("config", [5, [1], {"quant_method": 3}, compressed("channel", config_groups={"a": 3})])
-def test_a_quantization_config_that_is_none_is_an_error(loaded: Load, tmp_path: Path, config: Any) -> None:
+def test_an_invalid_quantization_config_is_an_error(loaded: Load, tmp_path: Path, config: Any) -> None:
     made, _ = loaded("qwen3")
     (tmp_path / "config.json").write_text(json.dumps(tiny.config_of(made.folder) | {"quantization_config": config}))
     with pytest.raises(ConfigError, match=r"is needed"):
         load_model(tmp_path, load_format="dummy")
 
 
-def test_a_word_that_is_no_quantization_is_refused() -> None:
+def test_an_unknown_quantization_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--quantization is 'int4'; allowed: auto, fp8"):
         Quantize(language="int4")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, scheme: str, tmp_path: Path) -> None:
+def test_dummy_weights_have_the_format_of_the_config(loaded: Load, scheme: str, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     quantized, _ = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
     first, second = (load_model(quantized, load_format="dummy", dtype=torch.bfloat16) for _ in range(2))
@@ -210,7 +210,7 @@ def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, sche
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_ranks_cut_scales_where_they_cut_weights(scheme: str, tmp_path: Path) -> None:
+def test_ranks_split_scales_like_weights(scheme: str, tmp_path: Path) -> None:
     """To the bit; keys and values of a rank are half a block of 128 rows here."""
     quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
     whole = dict(load_model(quantized, dtype=torch.float32).slots())
@@ -224,7 +224,7 @@ def test_ranks_cut_scales_where_they_cut_weights(scheme: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("scheme", ["blocks", "channel"])
-def test_blocks_that_ranks_would_cut_are_refused(scheme: str, tmp_path: Path) -> None:
+def test_splitting_a_block_between_ranks_is_refused(scheme: str, tmp_path: Path) -> None:
     quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES[scheme], tmp_path)
     groups = Groups.imagined(1, 2)
     if scheme == "channel":

@@ -7,7 +7,7 @@ from tests.bench.test_scale import SMALL
 from tests.ray.prefix_router import PrefixTreePolicy, PrefixTreeSimulation, text_of
 
 
-def test_images_are_found_that_rays_router_does_not_find() -> None:
+def test_our_router_finds_images_that_rays_router_does_not() -> None:
     ours = Simulation(SMALL, 8, "affinity").run()
     theirs = PrefixTreeSimulation(SMALL, 8).run()
     assert theirs.finished == ours.finished == 800
@@ -28,7 +28,7 @@ def test_rays_router_finds_texts() -> None:
         assert policy.order(b"", 1, loads)[0] == chosen[number]
 
 
-def test_all_requests_are_asked_about() -> None:
+def test_every_request_goes_through_the_router() -> None:
     simulation = PrefixTreeSimulation(replace(SMALL, requests_per_replica=5), 2)
     simulation.run()
     assert simulation.num_asked == 10
