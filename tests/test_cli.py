@@ -111,7 +111,7 @@ def test_run_uses_the_bundled_model_by_default(picture: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("place", ["before", "behind", "file"])
 def test_run_uses_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
-    """Not the bundled one, which would answer, too."""
+    """Not the bundled model, which would answer too."""
     missing = str(tmp_path / "nothing")
     (tmp_path / "run.yaml").write_text(f"model: {missing}")
     named = ["--config", str(tmp_path / "run.yaml")] if place == "file" else ["--model", missing]

@@ -1,4 +1,4 @@
-"""Documents say what the code does: commands parse, flags, metrics and routes exist, quoted sentences are said."""
+"""The documents match the code: commands parse, flags, metrics and routes exist, quoted messages are real."""
 
 import ast
 import io
@@ -29,7 +29,7 @@ from saccade.server.operators.openapi import build_document
 from tests.docs import DOCS, PAGES, ROOT, WRITTEN, blocks, commands, inline_code, names, prose, table
 from tools.site_pages import sample_facts
 
-# Flags of other programs that pages name.
+# Flags of other programs that pages mention.
 FOREIGN = {"--build", "--profile", "--gpus"}
 MAPPED = {
     **SAME,
@@ -56,7 +56,7 @@ def routes() -> frozenset[str]:
 
 @cache
 def metrics(style: str) -> frozenset[str]:
-    """Names of families and of their samples."""
+    """The names of metric families and of their samples."""
     text = Metrics("m", style).scrape(sample_facts())[0].decode()
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     return frozenset(families | set(re.findall(r"^([\w:]+)[{ ]", text, re.M)))
@@ -64,7 +64,7 @@ def metrics(style: str) -> frozenset[str]:
 
 @cache
 def sentences() -> str:
-    """All texts of the package, one a line; what is put in while it runs is an ellipsis."""
+    """All string literals of the package, one per line, with an ellipsis for each inserted value."""
     found = []
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

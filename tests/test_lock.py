@@ -1,4 +1,4 @@
-"""requirements.lock: versions that fit pyproject.toml, and everything that is tested with."""
+"""requirements.lock: it has every package of the tests, in versions that pyproject.toml allows."""
 
 import re
 

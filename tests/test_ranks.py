@@ -1,4 +1,4 @@
-"""The rig that runs cases on several ranks tells what went wrong, and leaves no process behind."""
+"""The runner of cases on several ranks reports what went wrong and leaves no process behind."""
 
 from tests import failing_ranks
 from tests.ranks import run_cases

@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, fetches nothing, and its references are those of the code."""
+"""The site: it builds without a warning, loads nothing from elsewhere, and its references match the code."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "sourc
 
 
 class Loads(HTMLParser):
-    """What a page makes a browser load."""
+    """What a browser loads for a page."""
 
     def __init__(self) -> None:
         super().__init__()

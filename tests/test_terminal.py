@@ -1,4 +1,4 @@
-"""What is shown on terminals that are wide, narrow, absent, or left by their reader."""
+"""Output on terminals that are wide, narrow or missing, and to readers that leave."""
 
 import io
 import os
@@ -74,7 +74,7 @@ def test_on_a_terminal_there_is_a_bar() -> None:
 
 @pytest.mark.parametrize(("says", "code"), [(PRINTS, 3), (BUFFERS, 3), (WRITES, 0)])
 def test_a_reader_that_leaves_causes_no_error(says: str, code: int) -> None:
-    """`saccade ... | head -1`. A command that went on to its end ends with its own code."""
+    """`saccade ... | head -1`. The command runs to its end and exits with its own code."""
     body = f"from saccade.cli import commands\ncommands.dispatch = lambda words: (exec({says!r}), 3)[1]\n"
     assert piped_to_nobody(f"{body}import sys\nsys.exit(commands.main([]))") == (code, b"")
 

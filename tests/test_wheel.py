@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of the wheel and what it asks for, in the versions of the tests. Nothing else can be imported."""
+    """An environment with only the wheel and its dependencies, in the versions of the tests."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
@@ -57,7 +57,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_clean(clean: Path, home: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the environment, of which no variable of the tests is known."""
+    """Runs a program of the environment without the tests' environment variables."""
     command, variables = [str(clean / "bin" / program), *words], {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True, timeout=600, check=False)
 

@@ -1,4 +1,4 @@
-"""What a worker says reaches its parent, however much it is, until it cannot be understood."""
+"""All messages of a worker reach its parent, up to the first invalid one."""
 
 import asyncio
 import subprocess
@@ -19,13 +19,13 @@ from tests.server.fake import HANG_S
 
 @pytest.fixture
 def spare(tmp_path: Path) -> Spare:
-    """A process that does nothing and ends with its input."""
+    """A process that does nothing and exits when its input closes."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return cast(Spare, SimpleNamespace(process=process, folder=tmp_path, is_taken=False))
 
 
 def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool]) -> list[Any]:
-    """What a parent hears that begins to listen when all was said: messages and problems."""
+    """The messages and problems that a parent gets if it starts to listen after everything was sent."""
 
     async def run() -> list[Any]:
         child, found = Child(spare), list[EngineReply | Exception]()

@@ -1,4 +1,4 @@
-"""Several engines as one: who gets what, and what happens when one of them dies."""
+"""Several engines as one: which requests go where, and what happens when an engine dies."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,7 +24,7 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 class Mortal(FakeEngine):
-    """An engine that can be killed; its requests then end with an error, as those of AsyncEngine do."""
+    """An engine that can be killed; its requests then end with an error, as with AsyncEngine."""
 
     def __init__(self, processor: Processor) -> None:
         super().__init__(processor, two_words)
@@ -34,7 +34,7 @@ class Mortal(FakeEngine):
         self.may_end.set()
         self.refusal: CapacityError | None = None
         self.is_closed = False
-        self.asked: list[str] = []  # ids of requests that came, begun or not
+        self.asked: list[str] = []  # ids of all requests received
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any

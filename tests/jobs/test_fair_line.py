@@ -1,4 +1,4 @@
-"""However many one caller has waiting, another waits for one of them at most."""
+"""However many items a caller has queued, another caller waits for at most one of them."""
 
 from collections import defaultdict
 
@@ -24,7 +24,7 @@ def test_a_newcomer_waits_for_one_item_of_each_other_caller() -> None:
 
 @given(flows=flows)
 def test_callers_are_served_equally_up_to_one_item_each(flows: dict[str, list[float]]) -> None:
-    """By cost, over every interval in which two callers wait all the time."""
+    """By cost, over every interval in which both callers always have something waiting."""
     line: FairLine[tuple[str, float]] = FairLine()
     for name, flow in flows.items():
         for cost in flow:

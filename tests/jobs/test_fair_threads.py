@@ -1,4 +1,4 @@
-"""Threads whose work is in a fair order, and which the event loop never waits for."""
+"""Threads that take work in a fair order and never block the event loop."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def one_thread() -> Iterator[tuple[FairThreads, threading.Event]]:
-    """It is held until the event is set."""
+    """The thread is busy until the event is set."""
     threads, begun, go = FairThreads(1, "test"), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -63,7 +63,7 @@ def test_work_that_is_cancelled_or_shut_down_does_not_run() -> None:
 
 
 def test_a_busy_thread_starts_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting one waits until it runs, which can be long for an event loop."""
+    """Starting a thread blocks until it runs, which can be too long for an event loop."""
     starters: list[str] = []
 
     class Noting(threading.Thread):
@@ -98,7 +98,7 @@ def test_existing_threads_do_the_work_if_no_more_can_be_started(monkeypatch: pyt
 
 
 def test_an_error_holds_no_reference_to_its_work() -> None:
-    """A refused request must not stay in memory until the garbage collector comes."""
+    """A refused request must not stay in memory until the next garbage collection."""
 
     class Body:
         pass

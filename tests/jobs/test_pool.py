@@ -1,4 +1,4 @@
-"""Processes that are killed when a job is too much, and whose end hurts no other job."""
+"""A process is killed when its job exceeds a limit, and no other job is affected."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ ODD = "tests.jobs.odd_jobs"
 
 @pytest.fixture(scope="module", autouse=True)
 def importable() -> Iterator[None]:
-    """Processes of pools find the tests' own module, wherever pytest was started."""
+    """Lets processes of a pool import the tests' module, wherever pytest was started."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
         yield
@@ -207,7 +207,7 @@ def test_many_jobs_at_once_each_get_their_own_result(pool: Pool) -> None:
 
 
 def test_small_jobs_do_not_wait_behind_large_ones() -> None:
-    """One of two processes is held by a large job, others wait; small ones pass them all."""
+    """A large job occupies one of two processes and others wait; small jobs overtake them all."""
     pool, order, has_left = Pool(ODD, 2), [], threading.Event()
 
     def large() -> None:
@@ -240,7 +240,7 @@ def test_small_jobs_do_not_wait_behind_large_ones() -> None:
 
 
 def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
-    """While one large job runs, 40 of the same caller wait, and then one of another: it comes when that one ends."""
+    """While a large job runs, 40 more of its caller wait, then one of another caller, which is next."""
     pool, order, may_end = Pool(ODD, 2), list[str](), threading.Event()
 
     def hold() -> None:

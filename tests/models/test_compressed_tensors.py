@@ -17,7 +17,7 @@ INPUT_SCALE = 0.02
 
 
 def quantized(folder: Path, preset: str) -> Any:
-    """A model of the library's, calibrated here: it rounds weights and inputs of every product but the head's."""
+    """A model quantised by the library and calibrated here: all products but the head's round weights and inputs."""
     model = hf.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     groups = {"group_0": preset_name_to_scheme(preset, ["Linear"])}
     apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))

@@ -23,7 +23,7 @@ def real(name: str) -> tuple[DecoderSpec, VisionSpec]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_way_a_config_is_written_does_not_matter(name: str) -> None:
-    """As the hub has it, and as transformers 5 writes it after reading it."""
+    """As on the hub, and as transformers 5 writes it back."""
     config, kind, _ = FAMILIES[name]
     values = {key: value for key, value in config.items() if key != "architectures"}
     written = kind(**values).to_dict() | {"architectures": config["architectures"]}

@@ -1,4 +1,4 @@
-"""Where a checkpoint is found: a folder as it is, or the hub at a revision."""
+"""Where checkpoints are found: in a local folder, or on the hub at a revision."""
 
 from pathlib import Path
 from typing import Any, NoReturn

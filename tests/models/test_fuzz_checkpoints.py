@@ -22,7 +22,7 @@ def test_files_load_or_are_refused(seed: int) -> None:
 
 
 def test_files_of_the_corpus_are_valid(tmp_path: Path) -> None:
-    """A corpus of broken files would find nothing."""
+    """Mutating files that are already broken would find nothing."""
     files = corpus(tmp_path)
     path = tmp_path / "model.gguf"
     path.write_bytes(files["model.gguf"])
@@ -33,7 +33,7 @@ def test_files_of_the_corpus_are_valid(tmp_path: Path) -> None:
 
 
 def test_an_array_longer_than_its_file_is_refused_at_once(tmp_path: Path) -> None:
-    """It was, with memory for every number, in a file of a kilobyte."""
+    """A file of a kilobyte once made the reader loop and allocate memory for every claimed element."""
     data = corpus(tmp_path)["model.gguf"]
     at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
     assert struct.unpack_from("<Q", data, at) == (3,)

@@ -71,7 +71,7 @@ def test_windows_match_transformers(seed: int) -> None:
 @pytest.mark.parametrize("spec", [QWEN3, QWEN2_5])
 @pytest.mark.parametrize("padding", [0, 4, 64, 148])
 def test_padded_rows_are_separate_segments(spec: VisionSpec, padding: int) -> None:
-    """The steps that towers are tested with."""
+    """Checks the steps that the tests of towers use."""
     grids: list[Grid] = [(2, 4, 6), (1, 10, 18)]
     plain, padded = (vision_step(spec, grids, torch.zeros(228 + more, spec.patch_values)) for more in (0, padding))
     boundaries = padded.cu_seqlens_S1

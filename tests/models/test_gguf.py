@@ -1,4 +1,4 @@
-"""GGUF files written here from tiny checkpoints read back as the checkpoints do."""
+"""GGUF files written here from tiny checkpoints load like the checkpoints."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ HEADS = {"q_proj": 4, "k_proj": 2}
 
 
 def interleaved(rows: Any, num_heads: int) -> Any:
-    """As llama.cpp's converter does it: the halves of each head become pairs."""
+    """Interleaves the halves of each head, as llama.cpp's converter does."""
     halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

@@ -1,4 +1,4 @@
-"""A config.json with an odd value is read, or refused with a sentence that names the file. Nothing else is raised."""
+"""A config.json with an odd value is accepted, or refused with a ConfigError that names the file."""
 
 import copy
 import json

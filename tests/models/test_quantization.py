@@ -1,4 +1,4 @@
-"""FP8: each format of checkpoint against transformers with the weights it is worth, and what is refused."""
+"""FP8: each checkpoint format against transformers with the dequantised weights, and what is refused."""
 
 import json
 from collections.abc import Callable
@@ -30,10 +30,10 @@ Load = Callable[[str], Loaded]
 FAMILIES = ("llama_bias", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FP8 = Quantize(language="fp8", vision="fp8")
 E4M3_ERROR = 0.04  # of a product of random data: 3.75 % on an H200
-MOST_ERROR = 0.25  # of logits behind three layers of products, of which each rounds its inputs
-ROUTED_ERROR = 0.5  # the same where rounding sends rows to other experts
+MOST_ERROR = 0.25  # of logits after three layers whose products all round their inputs
+ROUTED_ERROR = 0.5  # the same if rounding sends rows to other experts
 SAME_ROUNDING = 0.01  # of logits whose inputs were rounded alike
-PROMPTS = range(1, 5)  # of which the best counts: in some an input lies between two numbers, and is rounded either way
+PROMPTS = range(1, 5)  # the best counts: in some, an input halfway between two numbers may be rounded either way
 
 
 def logits_of(model: Model, oracle: Any, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def oracle_of(made: tiny.Tiny, plain: Path) -> Any:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
-    """All weights to the bit, and logits within what rounding the inputs of products costs."""
+    """Weights agree bit for bit, logits within the error of rounding the inputs of products."""
     made, _ = loaded(name)
     quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
     model, right = load_model(quantized, dtype=torch.float32), load_model(plain, dtype=torch.float32)
@@ -87,7 +87,7 @@ def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, schem
 
 
 def round_inputs(oracle: Any, scheme: Scheme) -> None:
-    """Makes every product that is quantised round its inputs, as the format says."""
+    """Makes every quantised product round its inputs as the format requires."""
     for name, module in oracle.named_modules():
         if isinstance(module, torch.nn.Linear) and is_product(f"{name}.weight", module.weight):
             module.register_forward_pre_hook(lambda _, args: (scheme.round_inputs(args[0]),))
@@ -211,7 +211,7 @@ def test_dummy_weights_have_the_format_of_the_config(loaded: Load, scheme: str, 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_ranks_split_scales_like_weights(scheme: str, tmp_path: Path) -> None:
-    """To the bit; keys and values of a rank are half a block of 128 rows here."""
+    """Bit for bit; here the keys and values of a rank are half a block of 128 rows."""
     quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
     whole = dict(load_model(quantized, dtype=torch.float32).slots())
     for rank in range(2):

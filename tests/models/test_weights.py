@@ -79,7 +79,7 @@ def test_old_and_new_tensor_names_load_alike(loaded: Load, name: str, tmp_path: 
 
 
 def test_a_checkpoint_saved_without_a_head_loads_without_one(loaded: Load, tmp_path: Path) -> None:
-    """As Qwen3-Embedding-8B; under other names a head that is missing is an error (see below)."""
+    """Like Qwen3-Embedding-8B. With other tensor names a missing head is an error (see below)."""
     made, model = loaded("qwen3")
 
     def behead(tensors: dict[str, Tensor]) -> None:
@@ -122,7 +122,7 @@ def test_a_stored_copy_of_a_tied_head_and_rotary_buffers_are_ignored(loaded: Loa
 def test_a_stored_head_that_differs_from_the_embedding_is_not_ignored(
     loaded: Load, tmp_path: Path, is_last: bool
 ) -> None:
-    """The tensors of a file stand in the order of their names, those of several files in the order of the files."""
+    """Whether the head is read before or after the embedding: files are read in the order of their names."""
     made, model = loaded("llama")
     folder = copy(made, tmp_path)
     (folder / WEIGHTS).rename(folder / "b.safetensors")

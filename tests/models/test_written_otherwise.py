@@ -1,4 +1,4 @@
-"""Configs written in ways that are easily misread: the numbers of transformers come out, or an error."""
+"""Configs that are easily misread give the numbers of transformers, or an error."""
 
 import json
 import shutil
@@ -123,7 +123,7 @@ def test_unsupported_configs_are_refused(loaded: Load, name: str, changes: dict[
 
 
 def test_a_head_tied_in_text_config_is_tied(loaded: Load, tmp_path: Path) -> None:
-    """Qwen2.5-VL was once written so, with a false of no meaning on top."""
+    """Qwen2.5-VL was once written this way, with a meaningless false at the top level."""
     made, _ = loaded("qwen2_5_vl")
     text = tiny.config_of(made.folder)["text_config"] | {"tie_word_embeddings": True}
     folder = changed(made, tmp_path, text_config=text, tie_word_embeddings=False)

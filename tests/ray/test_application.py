@@ -1,4 +1,4 @@
-"""What Ray Serve is asked for; no cluster is needed."""
+"""The options given to Ray Serve; no cluster is needed."""
 
 import socket
 from typing import Any

@@ -134,7 +134,7 @@ def test_a_request_counts_as_load_from_its_assignment_to_its_end() -> None:
     first, second, _ = loads.order(route, names)
     loads.take("1", first, 100, Pending())
     assert loads.tokens[first] == 100 and loads.order(route, names)[0] == second
-    loads.take("1", second, 100)  # the first one had no place
+    loads.take("1", second, 100)  # the first one was full
     assert (loads.tokens[first], loads.tokens[second]) == (0, 100)
     loads.drop("1")
     loads.drop("1")

@@ -1,4 +1,4 @@
-"""Ray's own router reads texts, so it does not find what a replica knows of an image."""
+"""Ray's own router reads only text, so it does not find replicas that have an image cached."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def test_our_router_finds_images_that_rays_router_does_not() -> None:
 
 
 def test_rays_router_finds_texts() -> None:
-    """Otherwise it was asked wrongly, and the comparison says nothing."""
+    """Otherwise the router was used wrongly, and the comparison means nothing."""
     policy, loads = PrefixTreePolicy(), {"a": 0, "b": 0, "c": 0}
     chosen = {}
     for number in range(3):

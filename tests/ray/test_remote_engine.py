@@ -1,4 +1,4 @@
-"""The front end's view of the replicas, with a handle that does what a test says."""
+"""The front end's view of the replicas, with a scripted handle."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ PROMPT = text_prompt([1, 2, 3])
 
 
 class Call:
-    """One call: items, and an error or silence behind them."""
+    """One call: items, then an error or silence."""
 
     def __init__(self, *items: Any) -> None:
         self._items, self.is_cancelled = list(items), False
@@ -71,7 +71,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Processor:
 
 @pytest.fixture
 def answer(processor: Processor) -> Callable[..., list[str]]:
-    """The texts of an answer that calls give, in turn."""
+    """The texts of an answer, from scripted calls in turn."""
 
     def run(handle: Handle, **more: Any) -> list[str]:
         async def inside() -> list[str]:
@@ -139,7 +139,7 @@ def test_other_errors_are_translated_without_their_details(
 
 
 class Updating:
-    """Replicas during an update: first those of the old plan answer, then also one of the new."""
+    """Replicas during an update: at first only those with the old plan answer, then also one with the new plan."""
 
     def __init__(self, new: Ready) -> None:
         self.said, self.plans = messages.encode(new), list[bytes]()

@@ -26,7 +26,7 @@ def three(nodes: RunningCluster) -> RunningCluster:
 
 
 def hit_rates(nodes: RunningCluster, questions: list[Question], at_a_time: int) -> dict[str, float]:
-    """Shares of pictures and of prompt tokens that needed no computing. All answers must be right."""
+    """The cache hit rates of pictures and of prompt tokens. All answers must be right."""
 
     async def ask_all() -> list[bool]:
         limit = asyncio.Semaphore(at_a_time)
@@ -129,7 +129,7 @@ def test_the_number_of_replicas_follows_a_step_in_load(nodes: RunningCluster) ->
 
 
 async def under_load(nodes: RunningCluster, work: Callable[[], None], at_a_time: int) -> int:
-    """Does some work while requests come all the time. All must be answered right; returns their number."""
+    """Does some work under constant load. All requests must be answered correctly; returns their number."""
     is_over, pick = asyncio.Event(), Random()
     questions = [Question(number) for number in range(12)]
 
