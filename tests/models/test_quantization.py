@@ -192,6 +192,15 @@ def test_an_invalid_quantization_config_is_an_error(loaded: Load, tmp_path: Path
         load_model(tmp_path, load_format="dummy")
 
 
+@pytest.mark.parametrize("word", ["re:(", "re:a{99999999999}"])
+def test_a_broken_pattern_of_skipped_layers_is_refused(loaded: Load, tmp_path: Path, word: str) -> None:
+    made, _ = loaded("qwen3")
+    config = tiny.config_of(made.folder) | {"quantization_config": compressed("channel", ignore=[word])}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="is not a regular expression"):
+        load_model(tmp_path, load_format="dummy")
+
+
 def test_an_unknown_quantization_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--quantization is 'int4'; allowed: auto, fp8"):
         Quantize(language="int4")
