@@ -149,7 +149,7 @@ def test_a_refusal_is_the_clients_error_whatever_the_process_says(pool: Pool, st
 @pytest.mark.parametrize(
     "words, data, said",
     [
-        *(("lie", b"", "it said 1000"), ("hoard", b"", "open for writing"), ("babble", b"", "no reply")),
+        *(("lie", b"", "it said 1000"), ("hoard", b"", "open for writing"), ("babble", b"", "not a reply")),
         *(("fail", b"", "ValueError"), ("restart", b"", "twice"), ("hold", b"-5", "-5 bytes")),
     ],
 )

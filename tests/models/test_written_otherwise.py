@@ -97,7 +97,7 @@ def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load
     [
         ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type is 'yarn'"),
         ("qwen3", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ("qwen3", {"rope_parameters": NESTED}, "one rotary for each of full_attention, sliding_attention"),
+        ("qwen3", {"rope_parameters": NESTED}, "a rotary for each of full_attention, sliding_attention"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide .* 4"),
         ("qwen2", {"use_sliding_window": False}, "2 of 3 layers are sliding_attention.*sliding_window"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, r"num_experts_per_tok is 7; 1 to 6 \(num_experts\)"),
