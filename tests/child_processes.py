@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def children(pid: int | str) -> list[int]:
-    """By whichever thread. While one of them ends, the kernel may leave out others."""
+    """Children of any thread. While one of them ends, the kernel may leave out others."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -15,7 +15,7 @@ def children(pid: int | str) -> list[int]:
 
 
 def words_of(pid: int) -> list[bytes]:
-    """The command that it was started with; empty if it has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""For all tests: nothing hangs on how fast the machine is, and what makes them quick."""
+"""For all tests: no time limits that depend on the machine, and what makes the tests fast."""
 
 import gc
 from pathlib import Path
@@ -24,18 +24,18 @@ LONG = (
     *("e2e/test_hostile_grammars.py", "execution/test_rank_quantized.py", "eval/test_real_weights.py"),
 )
 
-gc.disable()  # until tests are collected: imports leave next to no garbage, and looking for it takes a fifth of them
+gc.disable()  # until tests are collected: imports leave little garbage, and collecting it takes a fifth of their time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A long file that is begun last leaves the other worker with nothing to do."""
+    """Long files go first: one started last would leave the other worker idle."""
     places = {ROOT / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 def pytest_collection_finish() -> None:
-    """Every engine that captures has garbage collected first. Modules and tests are half a million objects: without
-    them that takes no time."""
+    """Every engine collects garbage before it captures. Modules and tests are half a million objects; frozen, they cost
+    nothing."""
     gc.enable()
     gc.collect()
     gc.freeze()

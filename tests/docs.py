@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-WRITTEN = [page for page in PAGES if page.name not in ("log.md", "changelog.md")]  # these tell what was once
+WRITTEN = [page for page in PAGES if page.name not in ("log.md", "changelog.md")]  # these describe the past
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
 
 
@@ -27,7 +27,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Words of every `saccade` command in fenced blocks, without the first."""
+    """The arguments of every `saccade` command in fenced blocks."""
     for text in blocks(page, "", "bash"):
         for line in re.sub(r"\\\n\s*", "", text).splitlines():
             found = re.match(r"(?:\$ )?(?:\.venv/bin/)?saccade (.*)", line)
@@ -36,7 +36,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def table(page: Path, heading: str) -> list[list[str]]:
-    """Cells of the rows of the first table behind a heading, without its first two lines."""
+    """The rows of the first table after a heading, as cells, without its first two lines."""
     behind = f"\n{page.read_text()}".split(f"\n{heading}\n", 1)[1]
     lines = behind[behind.index("\n|") + 1 :].split("\n\n", 1)[0].splitlines()
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]

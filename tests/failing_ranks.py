@@ -1,4 +1,4 @@
-"""Cases for the rig of ranks itself: one that passes, one that fails on rank 1, one that is never reached."""
+"""Cases that test the rank runner itself: one that passes, one that fails on rank 1, one that is never reached."""
 
 import torch
 

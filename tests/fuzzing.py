@@ -1,4 +1,4 @@
-"""Runs a fuzzer for some minutes, or one of its cases again: what every `python -m tests....fuzz_...` does."""
+"""Runs a fuzzer for some minutes, or repeats one of its cases. Shared by every `python -m tests....fuzz_...`."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ class IndexedCase(Protocol):
     def index(self) -> int: ...
 
 
-RunCases = Callable[[int, Iterator[int]], Iterator[tuple[IndexedCase, Exception | None]]]  # of a seed, by index
+RunCases = Callable[[int, Iterator[int]], Iterator[tuple[IndexedCase, Exception | None]]]  # for a seed and indices
 
 
 def fuzz_reader(about: str | None) -> argparse.ArgumentParser:
@@ -24,7 +24,7 @@ def fuzz_reader(about: str | None) -> argparse.ArgumentParser:
 
 
 def fuzz(given: argparse.Namespace, run_cases: RunCases, *, flags: str = "") -> int:
-    """Says with which flags each case runs again that went wrong; the exit status is 1 if one did."""
+    """Prints the flags that repeat each failed case; the exit status is 1 if there was one."""
     num_found = num_cases = 0
     end = time.monotonic() + 60 * given.minutes
     indices = iter(range(2**62)) if given.only is None else iter([given.only])

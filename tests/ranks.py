@@ -1,7 +1,7 @@
 """Runs cases in several processes that are the ranks of one group.
 
-`python -m tests.ranks ...` is one rank. A module has its cases in `CASES`: functions that take the groups of their rank
-and raise where something is wrong. All ranks run all cases in one order, because starting them takes seconds.
+`python -m tests.ranks ...` is one rank. A module lists its cases in `CASES`: functions that take the groups of their
+rank and raise if something is wrong. All ranks run all cases in the same order, because starting them takes seconds.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from saccade.layers.parallel import Groups
 
 Case = Callable[[Groups], None]
 ROOT = Path(__file__).parent.parent
-TAIL = 6000  # characters of a rank's output that are shown
-GRACE_S = 5.0  # for ranks that lost one to say what they saw
+TAIL = 6000  # characters of a rank's output to show
+GRACE_S = 5.0  # for the other ranks to report an error after one fails
 
 
 def assert_near(found: Tensor, right: Tensor, tolerance: float) -> None:
-    """For cases: the first comparison of torch.testing imports modules for a second, in every rank."""
+    """Replaces torch.testing, whose first comparison spends a second on imports in every rank."""
     assert found.shape == right.shape, (found.shape, right.shape)
     assert torch.allclose(found, right, atol=tolerance, rtol=tolerance), (found, right)
 
@@ -35,8 +35,8 @@ def assert_near(found: Tensor, right: Tensor, tolerance: float) -> None:
 def run_cases(
     size: int, module: str, *, device: str = "cpu", stall_s: float = 300, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """By case, what is wrong with it: empty where all ranks ran it to its end. Ranks that finish no case for `stall_s`
-    are ended. No process is left behind."""
+    """The error of each case; empty if all ranks completed it. Ranks that finish no case for `stall_s` are killed. No
+    process is left behind."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         ranks = [_start(rank, size, module, device, folder, variables or {}) for rank in range(size)]
@@ -62,7 +62,7 @@ def _start(
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, stall_s: float) -> None:
-    """Until all have ended, one has failed and the others had a moment to notice, or no case comes to its end."""
+    """Waits until all have ended, one has failed and the others had a moment to notice, or no case finishes in time."""
     deadline, done = monotonic() + stall_s, 0
     while monotonic() < deadline and any(process.poll() is None for process in ranks):
         if any(process.poll() for process in ranks):

@@ -23,7 +23,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]
     return "of_bytecode_a", "not_installed", "of_bytecode_b"
 
 
-def test_shares_together_are_what_python_looks_for(packages: tuple[str, ...], tmp_path: Path) -> None:
+def test_all_shares_together_are_the_files_python_looks_for(packages: tuple[str, ...], tmp_path: Path) -> None:
     found = []
     for index in range(3):
         before = set((tmp_path / "bytecode").rglob("*.pyc"))
@@ -36,7 +36,7 @@ def test_shares_together_are_what_python_looks_for(packages: tuple[str, ...], tm
 @pytest.mark.parametrize(
     ("cores", "has_files", "expected"), [(16, False, 8), (8, False, 4), (2, False, 0), (16, True, 0)]
 )
-def test_only_a_folder_with_nothing_in_it_is_filled(
+def test_only_an_empty_folder_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, has_files: bool, expected: int
 ) -> None:
     started: list[tuple[str, ...]] = []
@@ -49,6 +49,6 @@ def test_only_a_folder_with_nothing_in_it_is_filled(
     assert started == [(bytecode.MODULE, str(i), str(expected)) for i in range(expected)]
 
 
-def test_nothing_is_started_where_python_keeps_bytecode_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_started_where_python_writes_bytecode_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytecode, "start_python", None)
     compile_if_new({})

@@ -63,7 +63,7 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_bad_setting_exits_with_2_and_says_what_to_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_setting_exits_with_2_and_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "70000"]) == 2
     assert "port is 70000; allowed are 0..65535 (--port)" in capsys.readouterr().err
 
@@ -80,7 +80,7 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
     assert all(line["equals_eager"] for line in lines)
 
 
-def test_bench_graphs_takes_sizes_that_suit_the_device_and_says_what_it_does(
+def test_bench_graphs_picks_sizes_for_the_device_and_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("saccade.bench.passes.graph_bench.CPU_TOKENS", (16, 24))
@@ -104,14 +104,14 @@ def test_run_asks_about_an_image(made: tiny.Tiny, picture: Path, capsys: pytest.
     assert capsys.readouterr().out == flagged, "an image in the prompt is the same image"
 
 
-def test_run_takes_the_bundled_model_where_none_is_named(picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_uses_the_bundled_model_by_default(picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "What shape is this?", "--image", str(picture), *SMALL]) == 0
     assert capsys.readouterr().out.endswith("\n")
 
 
 @pytest.mark.parametrize("place", ["before", "behind", "file"])
-def test_run_asks_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
-    """Not the bundled one, which would answer, too."""
+def test_run_uses_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    """Not the bundled model, which would answer too."""
     missing = str(tmp_path / "nothing")
     (tmp_path / "run.yaml").write_text(f"model: {missing}")
     named = ["--config", str(tmp_path / "run.yaml")] if place == "file" else ["--model", missing]
@@ -136,7 +136,7 @@ def test_run_keeps_the_order_of_images_and_videos(picture: Path) -> None:
     assert kinds == ["image", "video", "image"]
 
 
-def test_paths_in_a_prompt_become_images_where_they_stand(picture: Path) -> None:
+def test_paths_in_a_prompt_become_images_in_place(picture: Path) -> None:
     image = {"type": "image", "image": picture}
     assert parts_of(f"Compare {picture} with '{picture}', please") == [
         {"type": "text", "text": "Compare"},
@@ -163,7 +163,7 @@ def test_a_question_need_not_be_a_name(word: str) -> None:
     assert parts_of(word) == [{"type": "text", "text": word.strip()}]
 
 
-def test_what_cannot_be_asked_does_not_end_a_conversation(
+def test_a_refused_question_does_not_end_the_conversation(
     made: tiny.Tiny, picture: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = picture.with_name("broken.png")
@@ -192,7 +192,7 @@ def test_what_cannot_be_asked_does_not_end_a_conversation(
     assert asked[0] == ["user"] and asked[-1] == ["user", "assistant", "user"]
 
 
-def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+def test_ctrl_c_ends_the_answer_but_not_the_conversation(
     made: tiny.Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(made.folder, device="cpu", max_model_len=256, enforce_eager=True, warm_up=False) as llm:
@@ -229,14 +229,14 @@ def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("command", ["verify", "audit"])
-def test_graphs_of_several_ranks_are_checked_where_all_of_them_are(
+def test_commands_for_one_rank_refuse_several_and_point_to_serve(
     command: str, made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, str(made.folder), "--device", "cpu", "--tensor-parallel-size", "2"]) == 2
     assert "saccade serve --verify full" in capsys.readouterr().err
 
 
-def test_audit_says_what_it_looked_at(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_says_what_it_checked(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64"]
     media = ["--encoder-budget-tokens", "40", "--encoder-cache-tokens", "256"]
     assert main(["audit", str(made.folder), "--device", "cpu", "--short", *limits, *media]) == 0

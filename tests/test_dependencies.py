@@ -1,4 +1,4 @@
-"""What an installation brings is what the package imports."""
+"""The declared dependencies are the packages that are imported."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Imported only where they are found: by an extra, with torch on a GPU, for one task of `saccade eval`.
+# Imported only if installed: by an extra, with torch on a GPU, or for one task of `saccade eval`.
 OPTIONAL = {
     "av",
     "gguf",
@@ -28,7 +28,7 @@ def name_of(text: str) -> str:
 
 
 def imported() -> set[str]:
-    """Distributions of all that the package imports."""
+    """The distributions of all modules that the package imports."""
     modules: set[str] = set()
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -38,7 +38,9 @@ def imported() -> set[str]:
                 modules.add(node.module.split(".")[0])
     known = packages_distributions()
     found = {name_of(known[m][0]) for m in modules - set(sys.stdlib_module_names) - {"saccade"} if m in known}
-    found = {"opentelemetry" if name.startswith("opentelemetry-") else name for name in found}  # one module of many
+    found = {
+        "opentelemetry" if name.startswith("opentelemetry-") else name for name in found
+    }  # several distributions share this module
     return {WITH_OTHERS.get(name, name) for name in found}
 
 

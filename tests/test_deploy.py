@@ -1,4 +1,4 @@
-"""Images and services, as far as they can be checked without starting any."""
+"""Container images and services, as far as they can be checked without starting them."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from tests.test_lock import PINNED
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = [ROOT / "Dockerfile", ROOT / "deploy" / "Dockerfile.cpu"]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
-# Of the Compose specification; those that are used here.
+# Keys of the Compose specification that are used here.
 SERVICE_KEYS = {
     *("build", "cap_drop", "command", "deploy", "environment", "healthcheck", "image", "ipc", "ports", "profiles"),
     *("read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "volumes"),
@@ -71,7 +71,7 @@ def test_a_service_is_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
-def test_a_service_gives_requests_time_to_end(name: str) -> None:
+def test_a_service_gives_requests_time_to_finish(name: str) -> None:
     service = COMPOSE["services"][name]
     words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in service["command"]]
     command, rest = find_command(words)

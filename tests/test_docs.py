@@ -1,4 +1,4 @@
-"""Documents say what the code does: commands parse, flags, metrics and routes exist, quoted sentences are said."""
+"""The documents match the code: commands parse, flags, metrics and routes exist, quoted messages are real."""
 
 import ast
 import io
@@ -29,7 +29,7 @@ from saccade.server.operators.openapi import build_document
 from tests.docs import DOCS, PAGES, ROOT, WRITTEN, blocks, commands, inline_code, names, prose, table
 from tools.site_pages import sample_facts
 
-# Flags of other programs that pages name.
+# Flags of other programs that pages mention.
 FOREIGN = {"--build", "--profile", "--gpus"}
 MAPPED = {
     **SAME,
@@ -56,7 +56,7 @@ def routes() -> frozenset[str]:
 
 @cache
 def metrics(style: str) -> frozenset[str]:
-    """Names of families and of their samples."""
+    """The names of metric families and of their samples."""
     text = Metrics("m", style).scrape(sample_facts())[0].decode()
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     return frozenset(families | set(re.findall(r"^([\w:]+)[{ ]", text, re.M)))
@@ -64,7 +64,7 @@ def metrics(style: str) -> frozenset[str]:
 
 @cache
 def sentences() -> str:
-    """All texts of the package, one a line; what is put in while it runs is an ellipsis."""
+    """All string literals of the package, one per line, with an ellipsis for each inserted value."""
     found = []
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -76,7 +76,7 @@ def sentences() -> str:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=ids)
-def test_every_command_is_one_that_can_be_typed(page: Path) -> None:
+def test_every_command_parses(page: Path) -> None:
     for words in commands(page):
         name, rest = find_command(words)
         if "--config" in rest:  # a file that the reader writes
@@ -87,19 +87,19 @@ def test_every_command_is_one_that_can_be_typed(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=ids)
-def test_every_flag_that_is_named_exists(page: Path) -> None:
+def test_every_mentioned_flag_exists(page: Path) -> None:
     named = {flag for code in inline_code(page) for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", code)}
     assert named - known_flags() - FOREIGN == set()
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=ids)
-def test_every_metric_that_is_named_exists(page: Path) -> None:
+def test_every_mentioned_metric_exists(page: Path) -> None:
     named = {code for code in inline_code(page) if re.fullmatch(r"saccade:\w+", code)}
     assert named - metrics("own") == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+def test_every_link_to_a_file_works(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", prose(page))
     local = [link for link in links if not re.match(r"\w+:", link) and not link.startswith("reference/")]
     assert [link for link in local if not (page.parent / link).exists()] == []
@@ -124,7 +124,7 @@ def test_flags_of_another_engine_do_what_the_table_says(page: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "style"), MIGRATIONS)
-def test_metrics_of_another_engine_are_there_or_not_as_the_table_says(page: str, style: str) -> None:
+def test_metrics_of_another_engine_exist_or_not_as_the_table_says(page: str, style: str) -> None:
     for theirs, here in table(DOCS / page, "## Metrics"):
         for name in names(theirs):
             assert (name in metrics(style)) is here.startswith("the same"), name
@@ -132,7 +132,7 @@ def test_metrics_of_another_engine_are_there_or_not_as_the_table_says(page: str,
 
 
 @pytest.mark.parametrize("page", [page for page, _ in MIGRATIONS])
-def test_routes_of_another_engine_are_there_or_not_as_the_table_says(page: str) -> None:
+def test_routes_of_another_engine_exist_or_not_as_the_table_says(page: str) -> None:
     for theirs, here in table(DOCS / page, "## Routes"):
         for route in names(theirs):
             assert (route in routes()) is here.startswith("the same"), route
@@ -146,28 +146,28 @@ def test_what_is_not_there_is_refused() -> None:
         new_parser("serve").read([asked[0]])
 
 
-def test_every_quoted_sentence_is_still_said() -> None:
+def test_every_quoted_message_is_in_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", (DOCS / "troubleshooting.md").read_text(), re.M)
     assert len(quoted) > 25
     assert [text for text in quoted if text not in sentences()] == []
 
 
-def test_a_sentence_that_nobody_says_is_found() -> None:
+def test_a_quoted_message_that_is_not_in_the_code_is_found() -> None:
     assert "the KV cache holds … tokens; a request may have … (lower" in sentences()
     assert "the KV cache holds … tokens; a request may have no" not in sentences()
 
 
-def test_the_page_of_models_has_every_architecture() -> None:
+def test_the_page_of_models_lists_every_architecture() -> None:
     rows = table(DOCS / "models.md", "## Models")
     assert {name for _, architectures, _ in rows for name in names(architectures)} == set(ARCHITECTURES)
 
 
-def test_the_page_about_debugging_has_every_reason() -> None:
+def test_the_page_about_debugging_lists_every_reason() -> None:
     rows = table(DOCS / "debug.md", "## Which graph does a request use, and why?")
     assert {reason for reason, *_ in rows} == set(Reason)
 
 
-def test_the_two_commands_of_the_readme_are_targets() -> None:
+def test_the_two_commands_of_the_readme_are_make_targets() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in WRITTEN:
         assert (
@@ -175,7 +175,7 @@ def test_the_two_commands_of_the_readme_are_targets() -> None:
         )
 
 
-def test_the_command_of_the_readme_answers() -> None:
+def test_the_command_of_the_readme_works() -> None:
     words = next(commands(ROOT / "README.md"))
     text = io.StringIO()
     with redirect_stdout(text):
@@ -183,7 +183,7 @@ def test_the_command_of_the_readme_answers() -> None:
     assert text.getvalue().strip() == "7"
 
 
-def test_the_script_of_the_page_about_batches_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_of_the_page_about_batches_works(monkeypatch: pytest.MonkeyPatch) -> None:
     [script] = re.findall(r"<!-- runs -->\n```python\n(.*?)```", (DOCS / "batch.md").read_text(), re.S)
     monkeypatch.chdir(ROOT)
     text = io.StringIO()
@@ -193,7 +193,7 @@ def test_the_script_of_the_page_about_batches_answers(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
-def test_pictures_that_a_page_names_are_there_or_are_written_by_a_command_it_shows(page: Path) -> None:
+def test_pictures_on_a_page_exist_or_are_written_by_a_command_it_shows(page: Path) -> None:
     text = page.read_text()
     written = set(re.findall(r"--(?:plot|out|svg) (\S+)", text))
     for name in set(re.findall(r"[\w./-]+\.(?:png|jpe?g|svg|webp|gif)\b", text)) - written:

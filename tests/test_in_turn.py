@@ -20,7 +20,7 @@ output.write_text(json.dumps(dict(lines=lines, capture_s=2.5)))
 """
 
 
-def test_figures_are_named_by_their_place_and_the_texts_beside_them() -> None:
+def test_figures_are_named_by_their_path_and_the_texts_next_to_them() -> None:
     data = {"lines": [{"way": "exact", "ms": 2, "rows": 9}, {"way": "eager", "ms": 3.5}], "of": {"a": {"ms": 1.0}}}
     assert dict(figures(data, ["ms"])) == {"lines 1 exact ms": 2.0, "lines 2 eager ms": 3.5, "of a ms": 1.0}
 
@@ -48,12 +48,12 @@ def test_checkouts_take_turns_with_their_own_sources(tmp_path: Path, capsys: pyt
     assert "lines 2 560x560 exact ms" in said and "4.250" in said and "2.250" in said and "new : old" in said
 
 
-def test_a_run_that_fails_ends_it_with_what_it_said(tmp_path: Path) -> None:
+def test_a_failing_run_ends_the_benchmark_and_its_output_is_shown(tmp_path: Path) -> None:
     trees = ["--tree", f"a={tmp_path}", "--tree", f"b={tmp_path}"]
     with pytest.raises(SystemExit, match="No module named no_such_bench"):
         main([*trees, "--", "no_such_bench"])
 
 
-def test_one_checkout_or_one_round_is_not_compared(tmp_path: Path) -> None:
+def test_a_single_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="1 checkouts in 3 rounds"):
         main(["--tree", f"a={tmp_path}", "--", "some_bench"])

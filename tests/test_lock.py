@@ -1,4 +1,4 @@
-"""requirements.lock: versions that fit pyproject.toml, and everything that is tested with."""
+"""requirements.lock: it has every package of the tests, in versions that pyproject.toml allows."""
 
 import re
 
@@ -25,5 +25,5 @@ def test_a_declared_requirement_is_locked_to_a_version_it_allows(requirement: Re
         assert requirement.specifier.contains(Version(PINNED[name])), f"{requirement} is locked to {PINNED[name]}"
 
 
-def test_what_the_locked_packages_need_is_locked_too() -> None:
+def test_requirements_of_locked_packages_are_locked_too() -> None:
     assert set(lock.locked()) <= set(PINNED)

@@ -1,4 +1,4 @@
-"""One name, one thing: whoever searches for a class or a module finds one."""
+"""One name, one thing: a search for a class or a module has one result."""
 
 import ast
 from collections import Counter

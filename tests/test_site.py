@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, fetches nothing, and its references are those of the code."""
+"""The site: it builds without a warning, loads nothing from elsewhere, and its references match the code."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "sourc
 
 
 class Loads(HTMLParser):
-    """What a page makes a browser load."""
+    """What a browser loads for a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
             assert [url for url in local if not (page.parent / url).is_file()] == []
 
 
-def test_the_references_have_every_command_route_and_flag(site: Path) -> None:
+def test_the_references_list_every_command_route_and_flag(site: Path) -> None:
     texts = {path.stem: path.read_text() for path in (site / "reference").glob("*.html")}
     assert [name for name in COMMANDS if f"saccade {name}" not in texts["cli"]] == []
     assert [path for path in build_document()["paths"] if path not in texts["api"]] == []

@@ -1,4 +1,4 @@
-"""What is shown on terminals that are wide, narrow, absent, or left by their reader."""
+"""Output on terminals that are wide, narrow or missing, and to readers that leave."""
 
 import io
 import os
@@ -41,19 +41,19 @@ def test_a_table_that_does_not_fit_becomes_a_list(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_a_table_that_fits_stays_one(width: int) -> None:
+def test_a_table_that_fits_stays_a_table(width: int) -> None:
     text = shown(width, a_table())
     assert "┃" in text and "a-word-of-22-characters" in text and "1,234,567" in text
     assert text.startswith("what there is "), "the title stands over the first column"
 
 
-def test_a_small_table_needs_no_wide_terminal() -> None:
+def test_a_small_table_fits_a_narrow_terminal() -> None:
     table = Table("stage", "s")
     table.add_row("weights", "0.1")
     assert "┃" in shown(20, table)
 
 
-def test_without_a_terminal_stages_are_lines_and_bars_are_not_there() -> None:
+def test_without_a_terminal_stages_are_lines_and_there_are_no_bars() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=False)
     with stages(console, "first") as say:
@@ -73,13 +73,13 @@ def test_on_a_terminal_there_is_a_bar() -> None:
 
 
 @pytest.mark.parametrize(("says", "code"), [(PRINTS, 3), (BUFFERS, 3), (WRITES, 0)])
-def test_a_reader_who_leaves_is_no_error(says: str, code: int) -> None:
-    """`saccade ... | head -1`. A command that went on to its end ends with its own code."""
+def test_a_reader_that_leaves_causes_no_error(says: str, code: int) -> None:
+    """`saccade ... | head -1`. The command runs to its end and exits with its own code."""
     body = f"from saccade.cli import commands\ncommands.dispatch = lambda words: (exec({says!r}), 3)[1]\n"
     assert piped_to_nobody(f"{body}import sys\nsys.exit(commands.main([]))") == (code, b"")
 
 
-def test_help_may_be_cut() -> None:
+def test_help_may_be_cut_off() -> None:
     code = "import sys; from saccade.cli import main; sys.exit(main(['help', '--markdown']))"
     assert piped_to_nobody(code) == (0, b"")
 

@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of the wheel and what it asks for, in the versions of the tests. Nothing else can be imported."""
+    """An environment with only the wheel and its dependencies, in the versions of the tests."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
@@ -57,12 +57,12 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_clean(clean: Path, home: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the environment, of which no variable of the tests is known."""
+    """Runs a program of the environment without the tests' environment variables."""
     command, variables = [str(clean / "bin" / program), *words], {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_where_only_the_wheel_is_installed_a_picture_is_answered(clean: Path, tmp_path: Path) -> None:
+def test_a_bare_wheel_answers_a_question_about_a_picture(clean: Path, tmp_path: Path) -> None:
     found = in_clean(clean, tmp_path, "python", "-c", "import saccade; print(saccade.__file__)")
     assert Path(found.stdout.strip()).is_relative_to(clean), found
     assert in_clean(clean, tmp_path, "python", "-c", "import pytest").returncode != 0, "it is not clean"
@@ -87,7 +87,7 @@ def test_a_wheel_has_nothing_but_the_package_its_metadata_and_the_license(wheel:
     assert not [name for name in names if {"tests", "__pycache__"} & set(Path(name).parts)]
 
 
-def test_its_metadata_name_the_command_and_extras_of_its_own(wheel: Path) -> None:
+def test_the_metadata_name_the_command_and_the_extras(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [entry] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         [text] = [name for name in archive.namelist() if name.endswith("METADATA")]
@@ -103,7 +103,7 @@ def test_classifiers_are_known_to_the_registry() -> None:
     assert set(PROJECT["classifiers"]) <= classifiers
 
 
-def test_texts_that_name_an_extra_name_one_of_this_project() -> None:
+def test_every_mentioned_extra_exists() -> None:
     texts = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     assert "saccade[" not in texts, f"the distribution is {PROJECT['name']}"
     assert f"{PROJECT['name']}[cuda]" in texts

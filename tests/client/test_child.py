@@ -1,4 +1,4 @@
-"""What a worker says reaches its parent, however much it is, until it cannot be understood."""
+"""All messages of a worker reach its parent, up to the first invalid one."""
 
 import asyncio
 import subprocess
@@ -19,13 +19,13 @@ from tests.server.fake import HANG_S
 
 @pytest.fixture
 def spare(tmp_path: Path) -> Spare:
-    """A process that does nothing and ends with its input."""
+    """A process that does nothing and exits when its input closes."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return cast(Spare, SimpleNamespace(process=process, folder=tmp_path, is_taken=False))
 
 
 def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool]) -> list[Any]:
-    """What a parent hears that begins to listen when all was said: messages and problems."""
+    """The messages and problems that a parent gets if it starts to listen after everything was sent."""
 
     async def run() -> list[Any]:
         child, found = Child(spare), list[EngineReply | Exception]()
@@ -43,12 +43,12 @@ def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool
     return asyncio.run(run())
 
 
-def test_more_messages_than_are_read_at_once_are_all_heard(spare: Spare) -> None:
+def test_messages_beyond_one_batch_are_all_read(spare: Spare) -> None:
     said = [Stage(str(i)) for i in range(3 * MOST_HEARD + 1)]
     assert heard(spare, [encode(message) for message in said], lambda found: len(found) == len(said)) == said
 
 
-def test_what_comes_behind_a_message_that_is_none_is_not_heard(spare: Spare) -> None:
+def test_nothing_is_read_after_an_invalid_message(spare: Spare) -> None:
     said = [encode(Stage("1")), b"nonsense", *[encode(Stage("2"))] * 3]
     first, problem, *rest = heard(spare, said, lambda found: len(found) > 1)
     assert first == Stage("1") and isinstance(problem, Exception) and not rest

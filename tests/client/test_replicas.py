@@ -1,4 +1,4 @@
-"""Several engines as one: who gets what, and what happens when one of them dies."""
+"""Several engines as one: which requests go where, and what happens when an engine dies."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,7 +24,7 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 class Mortal(FakeEngine):
-    """An engine that can be killed; its requests then end with an error, as those of AsyncEngine do."""
+    """An engine that can be killed; its requests then end with an error, as with AsyncEngine."""
 
     def __init__(self, processor: Processor) -> None:
         super().__init__(processor, two_words)
@@ -34,7 +34,7 @@ class Mortal(FakeEngine):
         self.may_end.set()
         self.refusal: CapacityError | None = None
         self.is_closed = False
-        self.asked: list[str] = []  # ids of requests that came, begun or not
+        self.asked: list[str] = []  # ids of all requests received
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
@@ -122,7 +122,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_equal_beginnings_go_to_one_engine_and_all_engines_are_used(run: Callable[..., None]) -> None:
+def test_equal_prefixes_go_to_one_engine_and_all_engines_are_used(run: Callable[..., None]) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         prompts = [some_prompt() for _ in range(40)]
         for prompt in prompts * 2:
@@ -135,7 +135,7 @@ def test_equal_beginnings_go_to_one_engine_and_all_engines_are_used(run: Callabl
     run(test)
 
 
-def test_a_request_that_had_not_begun_goes_to_another_engine_and_is_answered_once(run: Callable[..., None]) -> None:
+def test_a_request_that_has_not_begun_moves_to_another_engine_and_is_answered_once(run: Callable[..., None]) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         for engine in rig.started:
             engine.may_begin.clear()
@@ -151,7 +151,7 @@ def test_a_request_that_had_not_begun_goes_to_another_engine_and_is_answered_onc
     run(test)
 
 
-def test_a_request_is_moved_once_only(run: Callable[..., None]) -> None:
+def test_a_request_is_moved_only_once(run: Callable[..., None]) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         for engine in rig.started:
             engine.may_begin.clear()
@@ -194,7 +194,7 @@ def test_only_streams_of_the_engine_that_died_fail_and_it_is_replaced(run: Calla
     run(test)
 
 
-def test_without_any_engine_requests_wait_outside_until_one_runs_again(run: Callable[..., None]) -> None:
+def test_requests_are_refused_until_an_engine_is_up_again(run: Callable[..., None]) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         gate = asyncio.Event()
         start_one = rig.start_one
@@ -220,7 +220,9 @@ def test_without_any_engine_requests_wait_outside_until_one_runs_again(run: Call
     run(test, count=2)
 
 
-def test_an_engine_that_cannot_be_started_is_given_up_and_the_last_one_ends_it_all(run: Callable[..., None]) -> None:
+def test_an_engine_that_cannot_be_restarted_is_given_up_and_the_last_one_ends_them_all(
+    run: Callable[..., None],
+) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         rig.failures = 2 * back_off.MAX_TRIES
         rig.started[0].is_dead.set()
@@ -255,7 +257,7 @@ def test_aborts_reach_the_engine_and_an_aborted_request_is_not_moved(run: Callab
             engine.may_begin.clear()
         task = asyncio.create_task(answer(replicas, some_prompt(), "mine"))
         await until(lambda: any(engine.asked for engine in rig.started))
-        with pytest.raises(RequestError, match="ids must differ"):
+        with pytest.raises(RequestError, match="ids must be unique"):
             await answer(replicas, some_prompt(), "mine")
         replicas.abort("mine")
         replicas.abort("unknown")
@@ -279,7 +281,7 @@ def test_closing_a_stream_frees_its_share_of_the_load(run: Callable[..., None]) 
     run(test)
 
 
-def test_limits_add_up_and_those_of_one_request_do_not(run: Callable[..., None]) -> None:
+def test_limits_add_up_except_those_of_one_request(run: Callable[..., None]) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
         one, all_ = rig.started[0].ready, replicas.ready
         assert all_.limits.max_num_seqs == 3 * one.limits.max_num_seqs == 12
@@ -291,7 +293,7 @@ def test_limits_add_up_and_those_of_one_request_do_not(run: Callable[..., None])
     run(test)
 
 
-def test_if_one_engine_cannot_start_none_is_left(processor: Processor) -> None:
+def test_if_one_engine_fails_to_start_all_are_closed(processor: Processor) -> None:
     rig = Rig(processor, 2)
 
     async def fails() -> Mortal:
@@ -336,7 +338,7 @@ def test_the_server_shows_each_engine_and_what_is_wrong(run: Callable[..., None]
     run(test)
 
 
-def test_every_engine_has_devices_of_its_own() -> None:
+def test_every_engine_has_its_own_devices() -> None:
     assert devices_of("auto", 1, 4) == ["auto"]
     assert devices_of("auto", 3, 2) == ["auto:0", "auto:2", "auto:4"]
     assert devices_of("cuda:1", 2, 1) == ["cuda:1", "cuda:2"]

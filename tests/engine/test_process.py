@@ -254,7 +254,7 @@ def test_an_id_can_be_used_again_only_when_its_request_is_done(shared: Shared) -
     async def work() -> None:
         running = shared.engine.generate("same", text_prompt([5, 6, 7]), ENDLESS)
         await anext(running)
-        with pytest.raises(RequestError, match="'same' is not done yet"):
+        with pytest.raises(RequestError, match="'same' is still running"):
             await collect(shared.engine, "same", text_prompt([5]))
         await running.aclose()
         assert ends(await collect(shared.engine, "same", text_prompt([8, 9]))) == {0: "length"}
@@ -388,7 +388,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
                 said.append(await anext(short))
             closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # enough for two tokens, but not for 20 times 398
             await asyncio.sleep(0)
-            with pytest.raises(EngineDeadError, match="being closed"):
+            with pytest.raises(EngineDeadError, match="is closing"):
                 await collect(engine, "late", text_prompt([5]))
             rest = ends([delta async for delta in endless])
             assert set(rest) == set(range(20)) and "abort" in rest.values()

@@ -229,7 +229,7 @@ class TestLimits:
         loop = make_loop()
         loop.add(make_request("a", text(4), params=outputs(5, n=2)))
         for taken in ("a", "a:1"):
-            with pytest.raises(RequestError, match="ids must differ"):
+            with pytest.raises(RequestError, match="ids must be unique"):
                 loop.scheduler.add(make_request(taken, text(4)))
         loop.scheduler.abort("a")
         loop.scheduler.add(make_request("a", text(4)))

@@ -361,7 +361,7 @@ class TestChoices:
             EngineSettings(graphs="vision=sometimes")
         with pytest.raises(ConfigError, match="a word of auto, full, piecewise, off"):
             EngineSettings(graphs="prefill=exact")
-        with pytest.raises(ConfigError, match="leave one out"):
+        with pytest.raises(ConfigError, match="drop one of them"):
             EngineSettings(graphs="vision=exact", graphs_strict=True)
 
 

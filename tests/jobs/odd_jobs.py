@@ -1,4 +1,4 @@
-"""A module for pools of tests: its jobs do what jobs should not do."""
+"""A job module for tests: its jobs misbehave in various ways."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def grow(data: bytes, desk: Desk) -> bytes:
 
 
 def hold(data: bytes, desk: Desk) -> bytes:
-    """Uses what it may hold, which is more than it had at first."""
+    """Uses the memory that it was granted, which is more than it started with."""
     desk.hold(int(data))
     np.ones(int(data), np.uint8)
     return b""
@@ -94,7 +94,7 @@ def beg(data: bytes, desk: Desk) -> bytes:
 
 
 def restart(data: bytes, desk: Desk) -> bytes:
-    """Its CPU time would be counted from now on."""
+    """Tries to restart the count of its CPU time."""
     desk._link.send(packets.encode(packets.Began()))
     sleep(60)
     return b""

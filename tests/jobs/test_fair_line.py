@@ -1,4 +1,4 @@
-"""However many one caller has waiting, another waits for one of them at most."""
+"""However many items a caller has queued, another caller waits for at most one of them."""
 
 from collections import defaultdict
 
@@ -11,7 +11,7 @@ costs = st.integers(1, 50).map(float)
 flows = st.dictionaries(st.sampled_from("abcd"), st.lists(costs, min_size=1, max_size=20), min_size=2)
 
 
-def test_a_newcomer_waits_for_one_of_each_other() -> None:
+def test_a_newcomer_waits_for_one_item_of_each_other_caller() -> None:
     line: FairLine[str] = FairLine()
     for _ in range(100):
         line.put("flood", "flood", cost=10.0)
@@ -23,8 +23,8 @@ def test_a_newcomer_waits_for_one_of_each_other() -> None:
 
 
 @given(flows=flows)
-def test_what_is_begun_differs_by_one_of_each(flows: dict[str, list[float]]) -> None:
-    """By cost, over every interval in which two callers wait all the time."""
+def test_callers_are_served_equally_up_to_one_item_each(flows: dict[str, list[float]]) -> None:
+    """By cost, over every interval in which both callers always have something waiting."""
     line: FairLine[tuple[str, float]] = FairLine()
     for name, flow in flows.items():
         for cost in flow:
@@ -42,14 +42,14 @@ def test_what_is_begun_differs_by_one_of_each(flows: dict[str, list[float]]) -> 
                 assert work[one] - work[other] <= max(flows[one]) + max(flows[other])
 
 
-def test_of_ones_own_the_least_rank_is_next_then_the_oldest() -> None:
+def test_a_callers_own_items_come_by_rank_then_by_age() -> None:
     line: FairLine[str] = FairLine()
     for rank, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         line.put("me", name, rank=rank)
     assert line.first() == "a" and [line.take() for _ in range(3)] == ["a", "b", "c"] and not line
 
 
-def test_who_leaves_is_not_taken_and_costs_nothing() -> None:
+def test_an_item_that_leaves_is_not_taken_and_costs_nothing() -> None:
     line: FairLine[str] = FairLine()
     gone, kept, other = "gone", "kept", "other"
     line.put("me", gone, cost=100.0)
@@ -64,7 +64,7 @@ def test_who_leaves_is_not_taken_and_costs_nothing() -> None:
     assert not line
 
 
-def test_nobody_saves_up() -> None:
+def test_idle_callers_gain_no_credit() -> None:
     line: FairLine[str] = FairLine()
     for _ in range(20):
         line.put("busy", "busy")
@@ -75,7 +75,7 @@ def test_nobody_saves_up() -> None:
     assert [line.take() for _ in range(10)].count("newcomer") in (5, 6)
 
 
-def test_all_begin_anew_once_nothing_waits() -> None:
+def test_all_start_afresh_once_the_queue_is_empty() -> None:
     line: FairLine[str] = FairLine()
     line.put("busy", "busy", cost=100.0)
     line.take()
@@ -84,7 +84,7 @@ def test_all_begin_anew_once_nothing_waits() -> None:
     assert [line.take(), line.take()] == ["busy", "newcomer"]
 
 
-def test_callers_without_anything_are_forgotten() -> None:
+def test_callers_with_nothing_waiting_are_forgotten() -> None:
     line: FairLine[int] = FairLine()
     for number in range(3):
         line.put("waits all the time", -number, cost=MANY**2)

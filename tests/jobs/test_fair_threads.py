@@ -1,4 +1,4 @@
-"""Threads whose work is in a fair order, and which the event loop never waits for."""
+"""Threads that take work in a fair order and never block the event loop."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def one_thread() -> Iterator[tuple[FairThreads, threading.Event]]:
-    """It is held until the event is set."""
+    """The thread is busy until the event is set."""
     threads, begun, go = FairThreads(1, "test"), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -46,7 +46,7 @@ def test_callers_take_turns() -> None:
     assert order.index("other") <= 1 and len(order) == 41
 
 
-def test_what_is_cancelled_or_cut_off_does_not_run() -> None:
+def test_work_that_is_cancelled_or_shut_down_does_not_run() -> None:
     ran: list[int] = []
     with one_thread() as (threads, go):
         first, second = threads.submit(partial(ran.append, 1)), threads.submit(partial(ran.append, 2))
@@ -62,8 +62,8 @@ def test_what_is_cancelled_or_cut_off_does_not_run() -> None:
     assert ran == [2]
 
 
-def test_a_thread_is_started_by_another_that_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting one waits until it runs, which can be long for an event loop."""
+def test_a_busy_thread_starts_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a thread blocks until it runs, which can be too long for an event loop."""
     starters: list[str] = []
 
     class Noting(threading.Thread):
@@ -81,7 +81,7 @@ def test_a_thread_is_started_by_another_that_has_work(monkeypatch: pytest.Monkey
     assert starters.count(threading.current_thread().name) == 1 and starters.count("test") == 2
 
 
-def test_a_system_without_more_threads_makes_do_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_threads_do_the_work_if_no_more_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(threading.Thread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
@@ -97,8 +97,8 @@ def test_a_system_without_more_threads_makes_do_with_those_there_are(monkeypatch
     threads.shutdown()
 
 
-def test_an_error_keeps_nothing_of_its_work() -> None:
-    """A refused request must not stay in memory until the garbage collector comes."""
+def test_an_error_holds_no_reference_to_its_work() -> None:
+    """A refused request must not stay in memory until the next garbage collection."""
 
     class Body:
         pass
@@ -121,7 +121,7 @@ def test_an_error_keeps_nothing_of_its_work() -> None:
         threads.shutdown()
 
 
-def test_slots_are_given_in_turns() -> None:
+def test_slots_are_given_in_turn() -> None:
     slots, order, lock = FairSlots(1), list[str](), threading.Lock()
     slots.acquire("flood")
 
@@ -144,7 +144,7 @@ def test_slots_are_given_in_turns() -> None:
     slots.acquire("again")
 
 
-def test_threads_that_had_nothing_to_do_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_start_again_after_being_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_threads, "IDLE_S", 0.01)
     threads = FairThreads(2, "short-lived")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Processes that are killed when a job is too much, and whose end hurts no other job."""
+"""A process is killed when its job exceeds a limit, and no other job is affected."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ ODD = "tests.jobs.odd_jobs"
 
 @pytest.fixture(scope="module", autouse=True)
 def importable() -> Iterator[None]:
-    """Processes of pools find the tests' own module, wherever pytest was started."""
+    """Lets processes of a pool import the tests' module, wherever pytest was started."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
         yield
@@ -47,7 +47,7 @@ def works(pool: Pool) -> bool:
     return bytes(ask(pool, "echo", b"again").data) == b"again"
 
 
-def test_data_come_back_in_memory_that_nobody_can_change(pool: Pool) -> None:
+def test_results_come_back_in_memory_that_cannot_change(pool: Pool) -> None:
     data = bytes(range(256)) * 100
     output = pool.run(b"echo", (data[:1000], data[1000:]), LIMITS)
     assert output.words == b"echo" and bytes(output.data) == data
@@ -55,7 +55,7 @@ def test_data_come_back_in_memory_that_nobody_can_change(pool: Pool) -> None:
     assert ask(pool, "echo").data.shape == (0,)
 
 
-def test_results_are_kept_without_descriptors_and_freed_with_their_last_view(pool: Pool) -> None:
+def test_results_hold_no_descriptors_and_are_freed_with_their_last_view(pool: Pool) -> None:
     def counts() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), maps.count("saccade-output")  # noqa: PTH208
@@ -71,9 +71,7 @@ def test_results_are_kept_without_descriptors_and_freed_with_their_last_view(poo
     assert counts() == before
 
 
-def test_a_process_serves_many_jobs_without_heavy_imports_and_secrets(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_runs_many_jobs_without_heavy_imports_or_secrets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ask(pool, "pid").words
     assert all(ask(pool, "pid").words == first for _ in range(20))
     monkeypatch.setenv("SOME_SECRET", "key")
@@ -85,7 +83,7 @@ def test_a_process_serves_many_jobs_without_heavy_imports_and_secrets(
 
 
 @pytest.mark.parametrize("words", ["spin", "beg"])
-def test_too_much_cpu_time_ends_the_job_alone(pool: Pool, words: str) -> None:
+def test_too_much_cpu_time_ends_only_that_job(pool: Pool, words: str) -> None:
     old = int(ask(pool, "pid").words)
     with pytest.raises(JobKilledError, match=r"0\.3 seconds of CPU") as error:
         ask(pool, words, limits=JobLimits(cpu_s=0.3, memory_bytes=2**26, max_output_bytes=1))
@@ -105,7 +103,7 @@ def test_processes_that_end_before_their_job_are_counted(pool: Pool) -> None:
     assert works(pool) and pool.num_killed == before + 2
 
 
-def test_too_much_memory_ends_the_job_alone(pool: Pool) -> None:
+def test_too_much_memory_ends_only_that_job(pool: Pool) -> None:
     with pytest.raises(JobKilledError, match="memory") as error:
         ask(pool, "grow", str(2**30).encode())
     assert error.value.reason == "memory"
@@ -120,7 +118,7 @@ def test_a_crash_is_the_jobs_fault(pool: Pool, number: signal.Signals) -> None:
     assert works(pool)
 
 
-def test_a_process_that_somebody_kills_is_replaced(pool: Pool) -> None:
+def test_a_process_killed_from_outside_is_replaced(pool: Pool) -> None:
     with pytest.raises(ProcessLostError, match="SIGKILL"):
         ask(pool, "abort", str(int(signal.SIGKILL)).encode())
     assert works(pool)
@@ -151,7 +149,7 @@ def test_a_refusal_is_the_clients_error_whatever_the_process_says(pool: Pool, st
 @pytest.mark.parametrize(
     "words, data, said",
     [
-        *(("lie", b"", "it said 1000"), ("hoard", b"", "open for writing"), ("babble", b"", "no reply")),
+        *(("lie", b"", "it said 1000"), ("hoard", b"", "open for writing"), ("babble", b"", "not a reply")),
         *(("fail", b"", "ValueError"), ("restart", b"", "twice"), ("hold", b"-5", "-5 bytes")),
     ],
 )
@@ -166,7 +164,7 @@ def test_a_result_beyond_its_limit_is_refused(pool: Pool) -> None:
         ask(pool, "flood", str(2**20 + 1).encode())
 
 
-def test_memory_that_is_held_may_be_used(pool: Pool) -> None:
+def test_granted_memory_may_be_used(pool: Pool) -> None:
     held: list[int] = []
     size = 128 * 2**20
     pool.run(b"hold", (str(size).encode(),), LIMITS, hold=held.append)
@@ -180,7 +178,7 @@ def test_memory_that_is_held_may_be_used(pool: Pool) -> None:
     assert works(pool)
 
 
-def test_a_process_that_has_grown_is_replaced(pool: Pool) -> None:
+def test_a_process_that_has_grown_too_much_is_replaced(pool: Pool) -> None:
     limits = JobLimits(cpu_s=20.0, memory_bytes=256 * 2**20, max_output_bytes=0)
     old = int(ask(pool, "pid").words)
     ask(pool, "keep", str(100 * 2**20).encode(), limits)
@@ -209,7 +207,7 @@ def test_many_jobs_at_once_each_get_their_own_result(pool: Pool) -> None:
 
 
 def test_small_jobs_do_not_wait_behind_large_ones() -> None:
-    """One of two processes is held by a large job, others wait; small ones pass them all."""
+    """A large job occupies one of two processes and others wait; small jobs overtake them all."""
     pool, order, has_left = Pool(ODD, 2), [], threading.Event()
 
     def large() -> None:
@@ -242,7 +240,7 @@ def test_small_jobs_do_not_wait_behind_large_ones() -> None:
 
 
 def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
-    """While one large job runs, 40 of the same caller wait, and then one of another: it comes when that one ends."""
+    """While a large job runs, 40 more of its caller wait, then one of another caller, which is next."""
     pool, order, may_end = Pool(ODD, 2), list[str](), threading.Event()
 
     def hold() -> None:

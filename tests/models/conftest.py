@@ -14,7 +14,7 @@ Loaded = tuple[tiny.Tiny, Model]
 
 @pytest.fixture(scope="session")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
-    """A tiny checkpoint of a family, written by transformers, and the same loaded by us; each made once."""
+    """A tiny checkpoint of a family, written by transformers, and the same loaded by Saccade; each made once."""
 
     @cache
     def load(name: str) -> Loaded:

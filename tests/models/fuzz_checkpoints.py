@@ -1,7 +1,7 @@
 """A fuzzer for files of weights: headers of GGUF and safetensors, and the index of several files.
 
-Case i of a seed is always the same file: `python -m tests.models.fuzz_checkpoints --seed 7 --only 1234` runs one again,
-and `--minutes 30` runs new ones until the time is over. A file gives tensors, or a ConfigError that names it.
+Case i of a seed is always the same file: `python -m tests.models.fuzz_checkpoints --seed 7 --only 1234` repeats one,
+and `--minutes 30` runs new ones for that time. A file must give tensors or a ConfigError that names it.
 """
 
 import json
@@ -29,7 +29,7 @@ NUMBERS = (0, 1, 2, 7, 8, 9, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1,
 
 
 class FoundError(AssertionError):
-    """A file that came to something else than tensors or a refusal."""
+    """A file that neither loaded nor was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FileCase:
 
 
 def corpus(folder: Path) -> dict[str, bytes]:
-    """A small file of every kind, by the name under which it is read."""
+    """A small file of every kind, by file name."""
     path = folder / "whole.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)

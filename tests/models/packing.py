@@ -1,4 +1,4 @@
-"""Requests packed into steps the way an engine does it, with everything that must not matter poisoned."""
+"""Requests packed into steps the way an engine does it, with poison wherever values must not matter."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 @dataclass
 class Request:
-    """A prompt with all that the decoder wants to know of it; `done` tokens are in the cache already."""
+    """A prompt with everything that the decoder needs; `done` tokens are already in the cache."""
 
     embeds_TD: Tensor
     positions_3T: Tensor
@@ -27,7 +27,7 @@ class Request:
         return self.embeds_TD.shape[0]
 
     def grow(self, embeds_TD: Tensor) -> None:
-        """Text behind a prompt of text."""
+        """Adds text to a text prompt."""
         self.embeds_TD = torch.cat([self.embeds_TD, embeds_TD])
         self.positions_3T = text_positions(self.length)
 
@@ -39,7 +39,7 @@ def text_positions(length: int) -> Tensor:
 class Engine:
     """Hands out blocks in a shuffled order and leaves block 0 to padding.
 
-    Padded rows are NaN always; with `poison` the caches are too before they are written, and tables end in nonsense.
+    Padded rows are always NaN. With `poison`, so are caches before they are written, and tables end in nonsense.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Prompts with media, for ours and for transformers."""
+"""Prompts with media, for Saccade and for transformers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ def request(model: Model, prompt: Prompt, positions_3T: Tensor) -> Request:
 
 
 def image_limits(is_image_T: Tensor) -> Tensor:
-    """For each row of an image the position behind the image's last row, 0 for text."""
+    """For each image row the position after the image's last row; 0 for text."""
     limits = torch.zeros(len(is_image_T), dtype=torch.int32)
     end = 0
     for i in range(len(is_image_T) - 1, -1, -1):

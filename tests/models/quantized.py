@@ -1,4 +1,4 @@
-"""Quantised checkpoints, written here from plain ones: the tensors of each format, and what they are worth."""
+"""Quantised checkpoints, written here from plain ones: the tensors of each format, and their dequantised values."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ SKIPPED = ("lm_head", *VISUAL, *(f"model.{name}" for name in VISUAL), "mlp.gate"
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a matrix is written: its tensors by suffix, and what they are worth; and what config.json says of it."""
+    """How a matrix is written (its tensors by suffix, and its dequantised values), and the entry in config.json."""
 
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
     config: dict[str, Any]
@@ -104,13 +104,13 @@ SCHEMES = {
 
 
 def is_product(name: str, tensor: Tensor) -> bool:
-    """Whether the releases quantise it: matrices of the decoder's layers, but for routers."""
+    """Whether releases quantise this tensor: matrices of decoder layers, except routers."""
     is_language = any(word in name for word in PRODUCT) and not any(word in name for word in VISUAL)
     return is_language and tensor.ndim >= 2 and not name.endswith("mlp.gate.weight")
 
 
 def write(folder: Path, scheme: Scheme, into: Path) -> tuple[Path, Path]:
-    """A quantised copy of a checkpoint, and a plain one of what its numbers are worth."""
+    """A quantised copy of a checkpoint, and a plain copy with the dequantised values."""
     stored: dict[str, Tensor] = {}
     worth: dict[str, Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -134,7 +134,7 @@ def write(folder: Path, scheme: Scheme, into: Path) -> tuple[Path, Path]:
 def _write_experts(
     name: str, tensor: Tensor, scheme: Scheme, stored: dict[str, Tensor], worth: dict[str, Tensor]
 ) -> None:
-    """Fused experts become one tensor each, as in releases: gate and up are quantised apart."""
+    """Fused experts become one tensor each, as in releases, with gate and up quantised separately."""
     layer, kind = name.rsplit(".", 1)
     worths = []
     for i, matrix in enumerate(tensor):

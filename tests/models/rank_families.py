@@ -1,4 +1,4 @@
-"""Every family on several ranks against the same on one: random weights, made for whole tensors and cut.
+"""Every family on several ranks against the same on one: random weights, generated whole and then split.
 
 T rows, L levels, U units, D width, V vocabulary.
 """
@@ -27,7 +27,7 @@ from tests.ranks import assert_near
 _TEXT = {
     "vocab_size": 121,
     "hidden_size": 48,
-    "intermediate_size": 58,  # no multiple of 4: the last ranks hold less
+    "intermediate_size": 58,  # not a multiple of 4, so the last ranks hold less
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,  # fewer than four ranks: two of them share a head
@@ -130,14 +130,14 @@ def packed(model: Model, ids_T: Tensor, seed: int) -> Any:
 
 
 def text_logits(model: Model, ids_T: Tensor, step: Any) -> Tensor:
-    """From tokens to logits, so that embedding, decoder and head all pass; padding is three rows of token 0."""
+    """From tokens to logits, to cover embedding, decoder and head; padding is three rows of token 0."""
     padded_T = torch.cat([ids_T, torch.zeros(3, dtype=ids_T.dtype)])
     step.embeds_TD.copy_(model.embed(padded_T)[0])
     return model.decoder.logits(model.decoder.body(step))[:-3]
 
 
 def check_text(groups: Groups, name: str) -> None:
-    """Out of a graph, then in one that was recorded with another prompt."""
+    """Eagerly, then in a graph that was recorded with another prompt."""
     alone, model = load(name), load(name, groups)
     share = model.parameter_bytes() / alone.parameter_bytes()
     assert share < 0.8, f"a rank holds {share:.0%} of {name}"
@@ -170,7 +170,7 @@ def images(name: str, seed: int) -> list[Grid]:
 
 
 def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
-    """Patches of one rank, with poisoned padding, and how many units they are."""
+    """The patches of one rank, with poisoned padding, and their number of units."""
     spec = model.spec.vision
     assert spec is not None
     grids = images(model_name(model), seed)
@@ -185,7 +185,7 @@ def model_name(model: Model) -> str:
 
 
 def check_vision(groups: Groups, name: str) -> None:
-    """The tower over the ranks, out of a graph and in one; then whole on each, with images of its own."""
+    """The tower split over the ranks, eagerly and in a graph; then whole on each rank, with different images."""
     alone, model = load(name), load(name, groups)
     (step, units), (other, other_units) = vision_step(model, 5), vision_step(model, 7)
     lane = RecordedLane()

@@ -15,8 +15,8 @@ SUFFIXES = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}
 
 
 def vision_step(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Tensor) -> VisionStep:
-    """A step over these patches, on their device. Rows behind those of the grids are padding: frames and windows of
-    their own, no longer than the longest allowed, which read position 0 with weight 0."""
+    """A step over these patches, on their device. Rows after those of the grids are padding: separate frames and
+    windows, no longer than the longest allowed, which read position 0 with weight 0."""
     found = geometry(spec, grids)
     num_rows = len(patches_PC)
     padding = num_rows - len(found["positions"])

@@ -1,4 +1,4 @@
-"""Bodies do only what a graph can hold, and do it again with other data when the operations are replayed."""
+"""Bodies use only operations that can be captured, and replaying these with other data gives the right result."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,12 +19,12 @@ from tests.models.test_families import parts_of
 
 Load = Callable[[str], Loaded]
 
-# Operations that hand data to the host, or whose result has a shape made of data.
+# Operations that copy data to the host, or whose result's shape depends on data.
 FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "bincount")
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps every operation with its arguments, as a capture would, and refuses what cannot be captured."""
+    """Records every operation with its arguments, as a capture would, and refuses those that cannot be captured."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs the operations again on the tensors they had, writing results over the recorded ones."""
+        """Repeats the operations on the same tensors and overwrites the recorded results."""
         for func, args, kwargs, result in self.calls:
             again = func(*args, **kwargs)
             pairs = zip(_tensors(result), _tensors(again), strict=True)
@@ -66,7 +66,7 @@ def _overwrite(step: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("name", tiny.MAKERS)
 def test_the_decoder_can_be_replayed_with_other_boundaries(loaded: Load, name: str) -> None:
-    """Equal totals, other lengths, other tables: what a graph that froze a boundary gets wrong."""
+    """Equal totals, but other lengths and tables: a graph with a frozen boundary would get this wrong."""
     made, model = loaded(name)
     media = [] if name in tiny.TEXT else parts_of(name, "one image")[1:2]
 
@@ -112,7 +112,7 @@ def test_the_tower_can_be_replayed_with_other_boundaries(loaded: Load, name: str
 
 
 def _vision_step(spec: Any, grids: Any, num_rows: int, seed: int) -> VisionStep:
-    """Boundaries filled up with empty segments to a fixed number, as a buffer holds them."""
+    """Boundaries padded with empty segments to a fixed number, as in a buffer."""
     patches = torch.full((num_rows, spec.patch_values), float("nan"))
     real = tiny.pixels(grids, spec.patch_values, seed)
     patches[: len(real)] = real
@@ -125,7 +125,7 @@ def _vision_step(spec: Any, grids: Any, num_rows: int, seed: int) -> VisionStep:
     return replace(step, **grown, max_segment=num_rows)
 
 
-def test_attention_is_called_outside_once_per_layer_and_may_come_back_in_another_shape(loaded: Load) -> None:
+def test_attention_runs_outside_once_per_layer_and_may_return_another_shape(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     prompt = write(model, [9], seed=0)
     asked = request(model, prompt, positions(oracle_inputs(made.oracle, prompt)))

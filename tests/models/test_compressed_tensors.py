@@ -17,7 +17,7 @@ INPUT_SCALE = 0.02
 
 
 def quantized(folder: Path, preset: str) -> Any:
-    """A model of the library's, calibrated here: it rounds weights and inputs of every product but the head's."""
+    """A model quantised by the library and calibrated here: all products but the head's round weights and inputs."""
     model = hf.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     groups = {"group_0": preset_name_to_scheme(preset, ["Linear"])}
     apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
@@ -33,7 +33,7 @@ def quantized(folder: Path, preset: str) -> Any:
 
 @torch.no_grad()
 @pytest.mark.parametrize("preset", ["FP8_DYNAMIC", "FP8"])
-def test_a_checkpoint_of_the_library(preset: str, tmp_path: Path) -> None:
+def test_a_checkpoint_written_by_the_library_gives_its_logits(preset: str, tmp_path: Path) -> None:
     plain = wide_checkpoint(tmp_path / "plain")
     oracle, stored = quantized(plain, preset), tmp_path / "stored"
     model_to_write = quantized(plain, preset)

@@ -23,7 +23,7 @@ def real(name: str) -> tuple[DecoderSpec, VisionSpec]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_way_a_config_is_written_does_not_matter(name: str) -> None:
-    """As the hub has it, and as transformers 5 writes it after reading it."""
+    """As on the hub, and as transformers 5 writes it back."""
     config, kind, _ = FAMILIES[name]
     values = {key: value for key, value in config.items() if key != "architectures"}
     written = kind(**values).to_dict() | {"architectures": config["architectures"]}
@@ -31,7 +31,7 @@ def test_the_way_a_config_is_written_does_not_matter(name: str) -> None:
     assert spec_of(written) == spec_of(config)
 
 
-def test_a_flat_config_of_qwen2_5_vl_is_a_nested_one() -> None:
+def test_a_flat_config_of_qwen2_5_vl_equals_a_nested_one() -> None:
     nested = FAMILIES["Qwen2.5-VL-7B"][0]
     flat = nested | nested["text_config"]
     del flat["text_config"]

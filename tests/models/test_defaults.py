@@ -1,4 +1,4 @@
-"""What a config.json leaves out is what transformers would fill in."""
+"""Values missing in a config.json get the defaults of transformers."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ CLASSES: dict[str, Any] = {
     "gemma3_text": hf.Gemma3TextConfig,
     "gemma3": hf.Gemma3Config,
 }
-# As little as fits together: the width of the text is the one the tower's own defaults project to.
+# The minimum that fits together: the text's width is the one that the tower projects to by default.
 PARTIAL: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"model_type": "llama"},
     "Qwen2ForCausalLM": {"model_type": "qwen2", "use_sliding_window": True},
@@ -58,8 +58,8 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_default_is_that_of_transformers(model_type: str) -> None:
-    """Asked of the classes: a config that is built has dropped what is off, a window for one."""
+def test_defaults_match_transformers(model_type: str) -> None:
+    """Compares classes, because a built config drops values that are switched off, such as a window."""
     ours, theirs = MODEL_TYPES[model_type].defaults, CLASSES[model_type]
     parts = getattr(theirs, "sub_configs", {})
     for table, kind in (
@@ -72,7 +72,7 @@ def test_every_default_is_that_of_transformers(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", PARTIAL)
-def test_a_partial_config_is_the_model_transformers_makes_of_it(architecture: str) -> None:
+def test_a_partial_config_gives_the_same_model_as_in_transformers(architecture: str) -> None:
     partial = {"architectures": [architecture]} | PARTIAL[architecture]
     whole = CLASSES[partial["model_type"]](**PARTIAL[architecture]).to_dict() | {"architectures": [architecture]}
     assert spec_of(partial) == spec_of(whole)
@@ -82,7 +82,7 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     return MODEL_TYPES[config["model_type"]].defaults.complete(config)
 
 
-def test_a_completed_config_keeps_what_it_says() -> None:
+def test_completing_a_config_keeps_its_values() -> None:
     config = complete({"model_type": "gemma3", "image_token_id": 7, "vision_config": {"patch_size": 14}})
     assert (config["image_token_index"], config["mm_tokens_per_image"]) == (7, 256)
     assert (config["vision_config"]["patch_size"], config["vision_config"]["image_size"]) == (14, 224)
@@ -93,7 +93,7 @@ def test_a_completed_config_keeps_what_it_says() -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
 def test_inputs_are_prepared_with_the_same_defaults(model_type: str, tmp_path: Path) -> None:
-    """Of the tower nothing is said but, where the rest would not fit, its image."""
+    """The tower's config is empty, except for the image size where the rest would not fit."""
     vision = {"image_size": 1024} if model_type == "gemma3" else {}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": vision}))
     size = {"size": {"height": 1024, "width": 1024}, "min_pixels": 9, "max_pixels": 99}

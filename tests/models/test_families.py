@@ -76,8 +76,8 @@ def test_tower_agrees_at_every_level(loaded: Load, name: str) -> None:
         close(mine, theirs)
 
 
-def test_scaled_embeddings_round_as_transformers_rounds_them(loaded: Load) -> None:
-    """sqrt(48) is no bfloat16 number: the factor is rounded first, then the product."""
+def test_scaled_embeddings_round_as_in_transformers(loaded: Load) -> None:
+    """bfloat16 cannot represent sqrt(48): the factor is rounded first, then the product."""
     made, _ = loaded("gemma3")
     model = load_model(made.folder, dtype=torch.bfloat16)
     ids_T = torch.arange(120)
@@ -95,7 +95,7 @@ def test_siglip_tower_agrees(loaded: Load) -> None:
 
 @pytest.mark.parametrize("name", tiny.MAKERS)
 def test_packed_chunked_and_decoded_rows_equal_a_single_pass(loaded: Load, name: str) -> None:
-    """Two requests: one in three chunks, then token by token, the other beside it; padding is NaN throughout."""
+    """Two requests together, one of them in three chunks and then token by token; padding is always NaN."""
     made, model = loaded(name)
     spots: list[Part] = [] if name in tiny.TEXT else parts_of(name, "one image")
     first, second = write(model, [*spots, 9], seed=5), write(model, [6, *spots, 4], seed=6)
@@ -135,7 +135,7 @@ def test_moving_a_patch_moves_the_same_logits(loaded: Load, name: str) -> None:
 @pytest.mark.parametrize("name", tiny.QWEN_VL)
 @pytest.mark.parametrize("lost", ["height", "width", "all"])
 def test_losing_a_position_row_is_noticed(loaded: Load, name: str, lost: str) -> None:
-    """The comparison itself must fail where M-RoPE is broken, as fused kernels of others once broke it."""
+    """The comparison must fail if M-RoPE is broken, as it once was in fused kernels of others."""
     made, model = loaded(name)
     written = write(model, parts_of(name, "images of other sizes"), seed=9)
     inputs = oracle_inputs(made.oracle, written)

@@ -1,4 +1,4 @@
-"""Where a checkpoint is found: a folder as it is, or the hub at a revision."""
+"""Where checkpoints are found: in a local folder, or on the hub at a revision."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
     return calls
 
 
-def test_the_hub_is_asked_for_a_revision_and_a_place(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_revision_and_download_folder_are_passed_to_the_hub(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     assert find_folder("org/name") == tmp_path
     assert find_folder("org/name", revision="v2", download_dir="/there") == tmp_path
     found = [(call["name"], call["revision"], call["cache_dir"]) for call in asked]
@@ -38,7 +38,7 @@ def test_the_hub_is_asked_for_a_revision_and_a_place(asked: list[dict[str, Any]]
         find_folder("org/name", revision="gone")
 
 
-def test_what_cannot_be_run_is_refused_before_its_weights_are_fetched(
+def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
     asked: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OtherModel"]}')
@@ -50,7 +50,7 @@ def test_what_cannot_be_run_is_refused_before_its_weights_are_fetched(
     assert "*.safetensors" in asked[-1]["allow_patterns"]
 
 
-def test_a_folder_has_no_revision(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_revision_of_a_local_folder_is_refused(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     assert find_folder(tmp_path) == tmp_path
     with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder.*leave --revision out"):
         find_folder(tmp_path, revision="v2")
@@ -58,7 +58,7 @@ def test_a_folder_has_no_revision(asked: list[dict[str, Any]], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "serve", "run"])
-def test_commands_pass_a_revision_on(
+def test_commands_pass_the_revision_on(
     command: str, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"serve": ["--port", "0"], "run": ["hello"]}.get(command, [])
@@ -67,7 +67,7 @@ def test_commands_pass_a_revision_on(
     assert [(call["revision"], call["cache_dir"]) for call in asked] == [("gone", "/there")]
 
 
-def test_a_file_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("config.json", "notes.md", "model.safetensors"):
         (tmp_path / name).touch()
     monkeypatch.setattr("os.access", lambda path, mode: Path(path).name == "config.json")
@@ -77,7 +77,7 @@ def test_a_file_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyP
     assert find_folder(tmp_path) == tmp_path
 
 
-def test_a_folder_that_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(path: Path) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
 

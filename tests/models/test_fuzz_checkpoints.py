@@ -16,13 +16,13 @@ NUM_CASES = 1500
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_files_give_tensors_or_are_refused(seed: int) -> None:
+def test_files_load_or_are_refused(seed: int) -> None:
     cases = run_cases(seed, iter(range(NUM_CASES)))
     assert [f"--seed {seed} --only {case.index}: {error}" for case, error in cases if error] == []
 
 
-def test_files_of_the_corpus_are_whole(tmp_path: Path) -> None:
-    """A corpus of broken files would find nothing."""
+def test_files_of_the_corpus_are_valid(tmp_path: Path) -> None:
+    """Mutating files that are already broken would find nothing."""
     files = corpus(tmp_path)
     path = tmp_path / "model.gguf"
     path.write_bytes(files["model.gguf"])
@@ -32,8 +32,8 @@ def test_files_of_the_corpus_are_whole(tmp_path: Path) -> None:
     assert len(list(SafetensorsFolder.open(tmp_path).tensors())) == 2
 
 
-def test_a_length_beyond_the_end_is_not_counted_to(tmp_path: Path) -> None:
-    """It was, with memory for every number, in a file of a kilobyte."""
+def test_an_array_longer_than_its_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A file of a kilobyte once made the reader loop and allocate memory for every claimed element."""
     data = corpus(tmp_path)["model.gguf"]
     at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
     assert struct.unpack_from("<Q", data, at) == (3,)
@@ -43,14 +43,14 @@ def test_a_length_beyond_the_end_is_not_counted_to(tmp_path: Path) -> None:
         GGUFFile.open(path)
 
 
-def test_a_case_is_the_same_every_time(tmp_path: Path) -> None:
+def test_cases_are_reproducible(tmp_path: Path) -> None:
     files = corpus(tmp_path)
     found = [make_case(5, index, files).data for index in range(50)]
     assert found == [make_case(5, index, files).data for index in range(50)] and len(set(found)) > 30
 
 
 @pytest.mark.parametrize(("name", "of"), [("model.gguf", "GGUFFile"), ("model.safetensors", "SafetensorsFolder")])
-def test_a_reader_that_breaks_is_found(name: str, of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_reader_is_found(name: str, of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*words: Any) -> Any:
         raise IndexError("beyond the end")
 

@@ -42,7 +42,7 @@ def random_grids(seed: int) -> list[Grid]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_positions_frames_and_taps_are_those_of_transformers(seed: int) -> None:
+def test_positions_frames_and_taps_match_transformers(seed: int) -> None:
     grids = random_grids(seed)
     thw = torch.tensor(grids)
     where = geometry(QWEN3, grids)
@@ -57,7 +57,7 @@ def test_positions_frames_and_taps_are_those_of_transformers(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_windows_are_those_of_transformers(seed: int) -> None:
+def test_windows_match_transformers(seed: int) -> None:
     grids = random_grids(seed)
     order, boundaries = get_vision_window_index(
         torch.tensor(grids), spatial_merge_size=2, window_size=112, patch_size=14
@@ -70,8 +70,8 @@ def test_windows_are_those_of_transformers(seed: int) -> None:
 
 @pytest.mark.parametrize("spec", [QWEN3, QWEN2_5])
 @pytest.mark.parametrize("padding", [0, 4, 64, 148])
-def test_padded_rows_are_segments_of_their_own(spec: VisionSpec, padding: int) -> None:
-    """The steps that towers are tested with."""
+def test_padded_rows_are_separate_segments(spec: VisionSpec, padding: int) -> None:
+    """Checks the steps that the tests of towers use."""
     grids: list[Grid] = [(2, 4, 6), (1, 10, 18)]
     plain, padded = (vision_step(spec, grids, torch.zeros(228 + more, spec.patch_values)) for more in (0, padding))
     boundaries = padded.cu_seqlens_S1

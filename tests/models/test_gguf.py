@@ -1,4 +1,4 @@
-"""GGUF files written here from tiny checkpoints read back as the checkpoints do."""
+"""GGUF files written here from tiny checkpoints load like the checkpoints."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ HEADS = {"q_proj": 4, "k_proj": 2}
 
 
 def interleaved(rows: Any, num_heads: int) -> Any:
-    """As llama.cpp's converter does it: the halves of each head become pairs."""
+    """Interleaves the halves of each head, as llama.cpp's converter does."""
     halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
@@ -96,7 +96,7 @@ def test_missing_and_unexpected_tensors_are_named(loaded: Load, tmp_path: Path) 
         load_model(path, dtype=torch.float32)
 
 
-def test_files_that_are_not_for_us_are_refused(loaded: Load, tmp_path: Path) -> None:
+def test_unsupported_files_are_refused(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("llama_plain")
     path = tmp_path / "model.gguf"
     write(made, path, "mamba")
@@ -131,7 +131,7 @@ def test_metadata_that_would_change_the_answers_is_refused(loaded: Load, tmp_pat
         load_model(tmp_path / "model.gguf")
 
 
-def test_metadata_that_changes_nothing_is_read_over(loaded: Load, tmp_path: Path) -> None:
+def test_metadata_without_effect_is_ignored(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("llama_plain")
     neutral = {"rope.dimension_count": 12, "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "logit_scale": 1.0}
     more = {"attention.causal": True, "rope.scaling.original_context_length": 64, "vocab_size": 120}
@@ -139,7 +139,7 @@ def test_metadata_that_changes_nothing_is_read_over(loaded: Load, tmp_path: Path
     load_model(tmp_path / "model.gguf")
 
 
-def test_what_a_file_leaves_out_is_no_default_of_a_config(loaded: Load, tmp_path: Path) -> None:
+def test_missing_metadata_does_not_get_the_defaults_of_a_config_json(loaded: Load, tmp_path: Path) -> None:
     """Qwen3 without head_dim has heads of 128 in a config.json, and of width over heads in llama.cpp."""
     config = GGUFFile.open(_written(loaded, tmp_path, "llama_plain", "qwen3")).config()
     assert read_spec(config)[1].decoder.attention.head_dim == 12

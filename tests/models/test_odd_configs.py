@@ -1,4 +1,4 @@
-"""A config.json with an odd value is read, or refused with a sentence that names the file. Nothing else is raised."""
+"""A config.json with an odd value is accepted, or refused with a ConfigError that names the file."""
 
 import copy
 import json
@@ -54,7 +54,7 @@ def odd_values(config: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", tiny.MAKERS)
-def test_odd_values_are_read_or_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+def test_odd_values_are_accepted_or_refused_with_a_clear_error(name: str, tmp_path: Path) -> None:
     config, num_refused = json.loads(config_of(name)), 0
     for path in paths(config):
         for value in odd_values(config, path):
@@ -91,7 +91,7 @@ PREPROCESSOR: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", tiny.VISION)
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "generation_config.json"])
-def test_what_prepares_inputs_reads_odd_values_alike(name: str, file: str, tmp_path: Path) -> None:
+def test_input_processing_handles_odd_values_the_same_way(name: str, file: str, tmp_path: Path) -> None:
     """The front end reads these files too, before the engine has refused them."""
     ends = {"eos_token_id": [2], "temperature": 1.0, "top_k": 5, "do_sample": True}
     config = json.loads(config_of(name))
@@ -117,7 +117,7 @@ def test_what_prepares_inputs_reads_odd_values_alike(name: str, file: str, tmp_p
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("sections", [[1, 1, 1], [8, 8, 8], [1, 20, 1], [0, 0, 1]])
-def test_sections_of_another_sum_are_refused_by_name(name: str, sections: list[int]) -> None:
+def test_sections_with_a_wrong_sum_are_refused_by_name(name: str, sections: list[int]) -> None:
     config = json.loads(config_of(name))
     config["text_config"]["rope_parameters"]["mrope_section"] = sections
     half = (config["text_config"].get("head_dim") or 64 // config["text_config"]["num_attention_heads"]) // 2
@@ -127,7 +127,7 @@ def test_sections_of_another_sum_are_refused_by_name(name: str, sections: list[i
 
 
 @pytest.mark.parametrize("sections", [[3, 3, 2], [0, 8, 0], [0, 0, 8], [1, 6, 1], [8, 0, 0], [2, 1, 5]])
-def test_interleaved_sections_of_the_right_sum_are_those_of_transformers(sections: list[int]) -> None:
+def test_interleaved_sections_match_transformers(sections: list[int]) -> None:
     config = tiny.MAKERS["qwen3_vl"]().config.text_config
     config.rope_parameters = config.rope_parameters | {"mrope_section": sections}
     rotary = Qwen3VLTextRotaryEmbedding(config)

@@ -1,4 +1,4 @@
-"""Ranks that share a model: together they give what one gives, each reads its own bytes, and odd shapes are refused."""
+"""Ranks that share a model give the results of one, read only their own bytes, and refuse shapes they cannot split."""
 
 import json
 from collections.abc import Callable
@@ -28,19 +28,19 @@ def families(size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", rank_families.CASES)
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_equal_one(size: int, case: str) -> None:
-    """Logits and rows of images within 1e-4, out of a graph and in one that was recorded with other data; all ranks
-    have the same bits."""
+def test_several_ranks_equal_one(size: int, case: str) -> None:
+    """Logits and image rows agree within 1e-4, eagerly and in a graph that was recorded with other data. All ranks have
+    the same bits."""
     assert not families(size)[case], families(size)[case]
 
 
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_vl_moe"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_shards_are_shards_of_one_tensor(
+def test_shards_come_from_one_tensor(
     loaded: Callable[[str], Loaded], name: str, load_format: LoadFormat, size: int
 ) -> None:
-    """Made-up weights too: they are drawn for the whole tensor by its name, then cut."""
+    """This includes dummy weights, which are drawn for the whole tensor by its name and then split."""
     made, _ = loaded(name)
     whole = dict(load_model(made.folder, load_format=load_format).slots())
     mode: EncoderMode = "weights" if size == 2 else "data"  # the tower has two heads
@@ -51,7 +51,7 @@ def test_shards_are_shards_of_one_tensor(
 
 
 class Reads(TorchDispatchMode):
-    """Counts the bytes of weights that operations look at. A view looks at none, nor does mapping a file."""
+    """Counts the bytes of weights that operations read. Views and mapping a file read none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ class Reads(TorchDispatchMode):
         return result
 
 
-SMALL = 32  # values: rotary frequencies, which are no weights
+SMALL = 32  # elements: rotary frequencies, which are not weights
 
 
 def _is_view(args: Any, result: Any) -> bool:
@@ -77,8 +77,8 @@ def _is_view(args: Any, result: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3_vl"])
-def test_a_rank_reads_its_own_bytes_alone(loaded: Callable[[str], Loaded], name: str, tmp_path: Path) -> None:
-    """Of tied models also where the checkpoint has the head once more, which is compared with the embedding."""
+def test_a_rank_reads_only_its_own_bytes(loaded: Callable[[str], Loaded], name: str, tmp_path: Path) -> None:
+    """Also for a tied model whose checkpoint stores the head again, which is compared with the embedding."""
     made, _ = loaded(name)
     folder = with_stored_head(made.folder, tmp_path) if name == "llama" else made.folder
     for rank in range(2):
@@ -91,7 +91,7 @@ def test_a_rank_reads_its_own_bytes_alone(loaded: Callable[[str], Loaded], name:
 
 
 def with_stored_head(folder: Path, into: Path, change: float = 0.0) -> Path:
-    """The same checkpoint, with a head beside the embedding it is tied to; `change` makes its last row another."""
+    """The same checkpoint with a stored copy of its tied head; `change` is added to the last row."""
     tensors = load_file(folder / "model.safetensors")
     head = tensors["model.embed_tokens.weight"].clone()
     head[-1] += change
@@ -100,7 +100,7 @@ def with_stored_head(folder: Path, into: Path, change: float = 0.0) -> Path:
     return into
 
 
-def test_a_head_that_is_tied_and_differs_is_found_by_the_rank_that_holds_the_difference(
+def test_a_tied_head_that_differs_is_found_by_the_rank_that_holds_the_difference(
     loaded: Callable[[str], Loaded], tmp_path: Path
 ) -> None:
     folder = with_stored_head(loaded("llama")[0].folder, tmp_path, change=1.0)

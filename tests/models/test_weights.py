@@ -72,14 +72,14 @@ OLD_AND_NEW = {
 
 
 @pytest.mark.parametrize("name", OLD_AND_NEW)
-def test_old_and_new_layouts_of_names_load_alike(loaded: Load, name: str, tmp_path: Path) -> None:
+def test_old_and_new_tensor_names_load_alike(loaded: Load, name: str, tmp_path: Path) -> None:
     made, model = loaded(name)
     folder = copy(made, tmp_path, lambda tensors: renamed(tensors, *OLD_AND_NEW[name]))
     assert same_weights(load_model(folder), model)
 
 
-def test_what_was_saved_without_a_head_loads_without_one(loaded: Load, tmp_path: Path) -> None:
-    """As Qwen3-Embedding-8B; under other names a head that is missing is an error (see below)."""
+def test_a_checkpoint_saved_without_a_head_loads_without_one(loaded: Load, tmp_path: Path) -> None:
+    """Like Qwen3-Embedding-8B. With other tensor names a missing head is an error (see below)."""
     made, model = loaded("qwen3")
 
     def behead(tensors: dict[str, Tensor]) -> None:
@@ -92,7 +92,7 @@ def test_what_was_saved_without_a_head_loads_without_one(loaded: Load, tmp_path:
     assert {name for name, _ in found.slots()} == theirs
 
 
-def test_experts_load_alike_in_both_orders_and_one_by_one(loaded: Load, tmp_path: Path) -> None:
+def test_experts_load_alike_fused_in_either_order_and_one_by_one(loaded: Load, tmp_path: Path) -> None:
     made, model = loaded("qwen3_vl_moe")
 
     def transpose(tensors: dict[str, Tensor]) -> None:
@@ -102,7 +102,7 @@ def test_experts_load_alike_in_both_orders_and_one_by_one(loaded: Load, tmp_path
     assert same_weights(load_model(copy(made, tmp_path, transpose)), model)
 
 
-def test_shards_load_as_one_file_does(loaded: Load, tmp_path: Path) -> None:
+def test_shards_load_like_one_file(loaded: Load, tmp_path: Path) -> None:
     made, model = loaded("qwen3")
     shard(copy(made, tmp_path), 3)
     assert same_weights(load_model(tmp_path), model)
@@ -119,8 +119,10 @@ def test_a_stored_copy_of_a_tied_head_and_rotary_buffers_are_ignored(loaded: Loa
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_head_that_is_not_the_embedding_is_not_thrown_away(loaded: Load, tmp_path: Path, is_last: bool) -> None:
-    """The tensors of a file stand in the order of their names, those of several files in the order of the files."""
+def test_a_stored_head_that_differs_from_the_embedding_is_not_ignored(
+    loaded: Load, tmp_path: Path, is_last: bool
+) -> None:
+    """Whether the head is read before or after the embedding: files are read in the order of their names."""
     made, model = loaded("llama")
     folder = copy(made, tmp_path)
     (folder / WEIGHTS).rename(folder / "b.safetensors")
@@ -133,14 +135,14 @@ def test_a_head_that_is_not_the_embedding_is_not_thrown_away(loaded: Load, tmp_p
     assert torch.equal(dict(untied.slots())["decoder.head.weight"].view, head)
 
 
-def test_a_whole_file_goes_before_an_index_and_files_nobody_names(loaded: Load, tmp_path: Path) -> None:
+def test_a_whole_file_takes_precedence_over_an_index_and_its_shards(loaded: Load, tmp_path: Path) -> None:
     made, model = loaded("qwen3")
     shard(copy(made, tmp_path, lambda tensors: [tensor.mul_(0.5) for tensor in tensors.values()]), 2)
     shutil.copy(made.folder / WEIGHTS, tmp_path / WEIGHTS)
     assert same_weights(load_model(tmp_path), model)
 
 
-def test_a_tensor_in_two_files_is_refused_with_both(loaded: Load, tmp_path: Path) -> None:
+def test_a_tensor_in_two_files_is_refused_and_both_are_named(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     copy(made, tmp_path)
     (tmp_path / WEIGHTS).rename(tmp_path / "new.safetensors")
@@ -157,7 +159,7 @@ def test_a_tensor_under_two_names_is_refused(loaded: Load, tmp_path: Path) -> No
         load_model(tmp_path)
 
 
-def test_a_load_format_nobody_knows_is_refused(loaded: Load) -> None:
+def test_an_unknown_load_format_is_refused(loaded: Load) -> None:
     with pytest.raises(ConfigError, match="'pickle' is not known; allowed: auto, safetensors, gguf, dummy"):
         load_model(loaded("qwen3")[0].folder, load_format="pickle")  # type: ignore[arg-type]
 
@@ -170,7 +172,7 @@ def test_a_missing_tensor_is_named(loaded: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", tiny.MAKERS)
-def test_whatever_is_missing_is_named_as_the_checkpoint_names_it(loaded: Load, name: str, tmp_path: Path) -> None:
+def test_missing_tensors_are_named_as_in_the_checkpoint(loaded: Load, name: str, tmp_path: Path) -> None:
     made, _ = loaded(name)
     tensors = load_file(made.folder / WEIGHTS)
     for gone in list(tensors)[:: max(1, len(tensors) // 5)]:
@@ -207,7 +209,7 @@ def test_a_missing_shard_is_named(loaded: Load, tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_an_index_cannot_lead_out_of_its_folder(loaded: Load, tmp_path: Path) -> None:
+def test_an_index_cannot_point_outside_its_folder(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     shard(copy(made, tmp_path), 1)
     index = {"weight_map": {"model.norm.weight": "../other/model.safetensors"}}
@@ -241,7 +243,7 @@ def test_a_folder_without_weights_says_what_to_do(loaded: Load, tmp_path: Path) 
         load_model(tmp_path)
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones(loaded: Load, tmp_path: Path) -> None:
+def test_the_refusal_of_an_unknown_architecture_lists_the_supported_ones(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     copy(made, tmp_path)
     set_config(tmp_path, architectures=["MambaForCausalLM"])
@@ -284,7 +286,7 @@ def test_a_config_that_cannot_be_built_is_named(
 
 
 @pytest.mark.parametrize("where", ["/nowhere/at/all", "./nowhere", "no-org/no-such-model"])
-def test_a_model_that_is_nowhere_says_what_was_tried(where: str) -> None:
+def test_the_error_for_a_model_that_is_not_found_says_what_was_tried(where: str) -> None:
     with pytest.raises(ConfigError, match="folder"):
         load_model(where)
 
@@ -306,7 +308,7 @@ def test_progress_counts_bytes_to_the_end(loaded: Load) -> None:
     assert done == sorted(done) and done[-1] == calls[-1][1] == (made.folder / WEIGHTS).stat().st_size
 
 
-def test_dummy_weights_are_of_a_realistic_scale_and_repeatable(loaded: Load, tmp_path: Path) -> None:
+def test_dummy_weights_have_a_realistic_scale_and_are_reproducible(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("gemma3_vl")
     shutil.copy(made.folder / "config.json", tmp_path)
     first, second = (load_model(tmp_path, load_format="dummy", dtype=torch.bfloat16) for _ in range(2))

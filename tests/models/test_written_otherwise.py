@@ -1,4 +1,4 @@
-"""Configs written in ways that are easily misread: the numbers of transformers come out, or an error."""
+"""Configs that are easily misread give the numbers of transformers, or an error."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes
         {"partial_rotary_factor": 0.5},
     ],
 )
-def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+def test_frequencies_match_transformers(rope: dict[str, Any]) -> None:
     config = SMALL | json.loads(json.dumps(rope))
     (rotary,) = read_spec(Config(config | {"architectures": ["LlamaForCausalLM"]}))[1].decoder.rotaries
     theirs = LlamaRotaryEmbedding(hf.LlamaConfig.from_dict(config))
@@ -71,7 +71,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "changes"), [("gemma3", changes) for changes in GEMMA] + OTHERS)
-def test_logits_are_those_of_transformers(loaded: Load, tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+def test_logits_match_transformers(loaded: Load, tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     folder = changed(loaded(name)[0], tmp_path, **changes)
     oracle = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model = load_model(folder)
@@ -81,9 +81,7 @@ def test_logits_are_those_of_transformers(loaded: Load, tmp_path: Path, name: st
     torch.testing.assert_close(model.decoder.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
 
 
-def test_deepstack_mergers_belong_to_the_layers_in_the_order_the_config_names_them(
-    loaded: Load, tmp_path: Path
-) -> None:
+def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load, tmp_path: Path) -> None:
     made, model = loaded("qwen3_vl")
     vision = tiny.config_of(made.folder)["vision_config"] | {"deepstack_visual_indexes": [2, 0]}
     other = load_model(changed(made, tmp_path, vision_config=vision))
@@ -99,7 +97,7 @@ def test_deepstack_mergers_belong_to_the_layers_in_the_order_the_config_names_th
     [
         ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type is 'yarn'"),
         ("qwen3", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ("qwen3", {"rope_parameters": NESTED}, "one rotary for each of full_attention, sliding_attention"),
+        ("qwen3", {"rope_parameters": NESTED}, "a rotary for each of full_attention, sliding_attention"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide .* 4"),
         ("qwen2", {"use_sliding_window": False}, "2 of 3 layers are sliding_attention.*sliding_window"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, r"num_experts_per_tok is 7; 1 to 6 \(num_experts\)"),
@@ -115,7 +113,7 @@ def test_deepstack_mergers_belong_to_the_layers_in_the_order_the_config_names_th
         ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [0, 1, 2]}}, "at most 2 are allowed"),
     ],
 )
-def test_what_cannot_be_run_is_refused(loaded: Load, name: str, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused(loaded: Load, name: str, changes: dict[str, Any], message: str) -> None:
     config = tiny.config_of(loaded(name)[0].folder)
     for key, value in changes.items():
         is_part = key == "vision_config"
@@ -124,8 +122,8 @@ def test_what_cannot_be_run_is_refused(loaded: Load, name: str, changes: dict[st
         read_spec(Config(config))
 
 
-def test_a_config_tied_in_its_text_part_is_tied(loaded: Load, tmp_path: Path) -> None:
-    """Qwen2.5-VL was once written so, with a false of no meaning on top."""
+def test_a_head_tied_in_text_config_is_tied(loaded: Load, tmp_path: Path) -> None:
+    """Qwen2.5-VL was once written this way, with a meaningless false at the top level."""
     made, _ = loaded("qwen2_5_vl")
     text = tiny.config_of(made.folder)["text_config"] | {"tie_word_embeddings": True}
     folder = changed(made, tmp_path, text_config=text, tie_word_embeddings=False)

@@ -79,7 +79,8 @@ _GEMMA = _TEXT | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     },
 }
-_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # transformers heeds one, and in text only
+# transformers uses only the second, and only in text models.
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -160,7 +161,7 @@ class Tiny:
 
 
 def make(name: str, folder: Path, seed: int = 0) -> Tiny:
-    """A model whose every parameter matters: what transformers starts at zero or one is moved away from it."""
+    """A model in which every parameter matters: those that transformers initialises to zero or one are changed."""
     torch.manual_seed(seed)
     model = MAKERS[name]().eval().float()
     model.set_attn_implementation("eager")

@@ -1,5 +1,5 @@
-"""A Ray cluster of node processes on this machine, on loopback addresses, in a process of its own: reads commands as
-lines of JSON, and answers with lines of JSON. Ends, and the cluster with it, when its input does."""
+"""A Ray cluster of node processes on this machine, on loopback addresses, in a separate process. It reads commands and
+writes answers as lines of JSON. When its input ends, it ends together with the cluster."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ APP = "saccade"
 
 
 class Driver:
-    """The head has five CPUs to give away, other nodes two: a front end that asks for three is on the head."""
+    """The head offers five CPUs, other nodes two, so a front end that asks for three runs on the head."""
 
     def __init__(self) -> None:
         self._num_nodes = 0
@@ -34,29 +34,29 @@ class Driver:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self.port})
 
     def _node(self, num_cpus: int, **more: Any) -> dict[str, Any]:
-        """127.0.0.1 itself would be replaced by the machine's address."""
+        """Ray would replace 127.0.0.1 itself by the machine's address."""
         self._num_nodes += 1
         ip = f"127.0.0.{self._num_nodes + 1}"
         return {"num_cpus": num_cpus, "node_ip_address": ip, "object_store_memory": STORE_BYTES, **more}
 
     def deploy(self, **settings: Any) -> str:
-        """Returns when the application is ready. An application that runs is updated."""
+        """Returns when the application is ready. A running application is updated."""
         from saccade.ray import build_app
 
         serve.run(build_app(settings), name=APP, route_prefix="/")
         return f"http://127.0.0.1:{self.port}"
 
     def place(self) -> dict[str, str]:
-        """Where the cluster is, and where its proxy listens."""
+        """The addresses of the cluster and of its proxy."""
         return {"address": self._cluster.address, "url": f"http://127.0.0.1:{self.port}"}
 
     def num_replicas(self) -> dict[str, int]:
-        """Engines by their state, as Ray Serve has them."""
+        """The number of engines in each state of Ray Serve."""
         found = serve.status().applications[APP].deployments["engines"].replica_states
         return {str(getattr(state, "value", state)): count for state, count in found.items()}
 
     def kill_node(self) -> int:
-        """SIGKILL for the node process that is not the head; what runs on it goes with it."""
+        """Kills the node process that is not the head, with everything that runs on it."""
         node = self._others.pop(0)
         pid: int = node.all_processes["raylet"][0].process.pid
         self._cluster.remove_node(node, allow_graceful=False)
@@ -73,8 +73,8 @@ class Driver:
 
 
 def free_port() -> int:
-    """Not one of those that the kernel gives to whoever asks for any, nor of Ray's workers (10002 to 19999). It takes
-    seconds until the proxy listens, in which the cluster takes hundreds of such."""
+    """A port outside the ephemeral range of the kernel and that of Ray's workers (10002 to 19999). The cluster takes
+    hundreds of those in the seconds before the proxy listens."""
     for port in Random().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints does so to the log
+    os.dup2(2, 1)  # all other output goes to the log
     driver = Driver()
     try:
         for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""What the way through Ray adds to a request that is alone: `python -m tests.ray.hop`. A server and a cluster with one
-replica of the same model take turns; what counts is a request's time less what its engine says it took."""
+"""The latency that Ray adds to a lone request: `python -m tests.ray.hop`. A server and a cluster with one replica of
+the same model take turns; the result is a request's time minus the time that its engine reports."""
 
 import statistics
 import tempfile
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def overheads(client: httpx2.Client, number: int) -> tuple[float, float]:
-    """Milliseconds of a text and of an image request that were not the engine's."""
+    """Milliseconds that a text and an image request spent outside the engine."""
     text = {"messages": [{"role": "user", "content": f"{number}: hello"}], "max_tokens": 4, "ignore_eos": True}
     bodies = ({**text, "timings": True}, Question(number).body(timings=True))
     spent = []

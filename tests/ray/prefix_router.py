@@ -1,4 +1,4 @@
-"""Ray's own router for language models beside ours, in the simulation of `saccade bench scale`:
+"""Ray's own router for language models next to ours, in the simulation of `saccade bench scale`:
 `python -m tests.ray.prefix_router [REPLICAS ...]`. Its prefix tree is Ray's; it is asked as
 `PrefixCacheAffinityRouter` of Ray 2.60 asks it with its defaults, about what that router reads of a request: the text,
 without images."""
@@ -18,7 +18,7 @@ FIRST_CHARACTER = 0x20000  # random tokens become characters, one each
 
 
 class PrefixTreePolicy:
-    """`text` is the next request's."""
+    """`text` is that of the next request."""
 
     def __init__(self) -> None:
         self._tree = PrefixTree()

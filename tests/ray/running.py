@@ -1,4 +1,4 @@
-"""A cluster that runs in a process of its own, and what tests do to it."""
+"""A cluster in a separate process, and what tests do to it."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ class RunningCluster:
         self.url = self.tell("deploy", **settings)
 
     def deploy_by_command(self, config: Path, keys: Sequence[str]) -> None:
-        """`saccade deploy`, with a file of settings."""
+        """Runs `saccade deploy` with a settings file."""
         place = self.tell("place")
         words = ("-m", "saccade", "deploy", "--address", place["address"], "--config", str(config))
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=self._environment)
@@ -69,7 +69,7 @@ class RunningCluster:
         )
 
     def replica_pids(self) -> list[int]:
-        """Of the engines' replicas; each has a worker of its own as a child."""
+        """Process ids of the engine replicas; each has a worker as a child."""
         return [pid for pid in descendants(self.popen.pid) if b"ServeReplica:saccade:engines" in title_of(pid)]
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
@@ -79,7 +79,7 @@ class RunningCluster:
             time.sleep(0.2)
 
     def wait_running(self, count: int) -> None:
-        """Until there are this many engines, and as many report."""
+        """Waits until this many engines run and report."""
 
         def is_there() -> bool:
             if self.tell("num_replicas") != {"RUNNING": count}:
@@ -106,7 +106,7 @@ class RunningCluster:
                 self.popen.wait(WAIT_S)
             finally:
                 self.popen.kill()
-                for pid in pids:  # what is left, if anything
+                for pid in pids:  # whatever is left
                     if b"ray" in title_of(pid):
                         os.kill(pid, signal.SIGKILL)
 
@@ -136,20 +136,20 @@ def title_of(pid: int) -> bytes:
 
 
 def engines_of(text: str) -> dict[str, float]:
-    """Running requests by engine, from what /metrics says."""
+    """Running requests by engine, from /metrics."""
     lines = [line for line in text.splitlines() if line.startswith("saccade:num_requests_running{")]
     return {line.split('engine="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 
 class Streams:
-    """Long streams of text, each with a beginning of its own, and how each of them ended."""
+    """Long streams of text, each with a different prefix, and how each of them ended."""
 
     def __init__(self, count: int, num_tokens: int) -> None:
         self.count, self.num_tokens = count, num_tokens
         self.begun = set[int]()
 
     async def run(self, client: httpx2.AsyncClient, when_begun: Callable[[], Any]) -> list[tuple[int, str]]:
-        """Calls `when_begun` once all streams have begun; returns tokens and end of each."""
+        """Calls `when_begun` once all streams have begun; returns the tokens and the end of each."""
         tasks = [asyncio.create_task(self._one(client, number)) for number in range(self.count)]
         while len(self.begun) < self.count:
             assert not any(task.done() for task in tasks), "a stream ended before all had begun"
@@ -173,7 +173,7 @@ class Streams:
         return num_tokens, end
 
     def check(self, ends: list[tuple[int, str]]) -> None:
-        """Some were lost with their engine, and told so; the others are whole, and answered once."""
+        """Some streams were lost with their engine and reported that; the others are complete and answered once."""
         whole = [end for end in ends if end[1] != "engine_dead"]
         assert 0 < len(whole) < self.count, ends
         assert whole == [(self.num_tokens, "length")] * len(whole), ends

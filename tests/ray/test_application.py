@@ -1,4 +1,4 @@
-"""What Ray Serve is asked for; no cluster is needed."""
+"""The options given to Ray Serve; no cluster is needed."""
 
 import socket
 from typing import Any
@@ -35,7 +35,7 @@ def test_replicas_are_scaled_by_tokens_and_routed_by_images() -> None:
     assert found["max_ongoing_requests"] == 256 + 4096
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
+def test_an_unreachable_cluster_gives_a_clear_error() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -44,7 +44,7 @@ def test_vectors_cross_the_cluster(pair: RunningCluster) -> None:
     assert found[0]["embedding"] != found[1]["embedding"]
 
 
-def test_errors_and_keys_are_those_of_a_server(pair: RunningCluster) -> None:
+def test_errors_and_keys_work_as_on_a_server(pair: RunningCluster) -> None:
     with pair.client() as client:
         talk = {"messages": [{"role": "user", "content": "word " * 5000}]}
         for path, body, status, code in (
@@ -69,7 +69,7 @@ def test_several_prompts_of_one_request_are_all_answered(pair: RunningCluster) -
     assert reply["usage"]["completion_tokens"] == 30
 
 
-def test_a_client_that_leaves_ends_its_request(pair: RunningCluster) -> None:
+def test_a_request_ends_when_its_client_leaves(pair: RunningCluster) -> None:
     async def leave() -> None:
         async with pair.async_client() as client:
             body = {"prompt": "on and on", "max_tokens": 900, "stream": True, "ignore_eos": True}

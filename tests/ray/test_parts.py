@@ -43,7 +43,7 @@ def test_without_settings_the_bundled_model_is_served_on_a_cpu() -> None:
     assert plan.most_inside == 4 + 4096 and plan.room_tokens == 512
 
 
-def test_settings_have_the_names_of_flags_and_text_is_read_as_their_types() -> None:
+def test_settings_have_the_names_of_flags_and_text_is_converted_to_their_types() -> None:
     plan = read_plan(
         {"model": "org/name", "tensor-parallel-size": "4", "replicas": "2", "max_replicas": 8, "api_key": ["a"]}
         | {"enable_prefix_caching": "false", "gpu-memory-utilization": "0.5"}
@@ -128,20 +128,20 @@ class Pending:
         self.future = SimpleNamespace(cancelled=lambda: self.is_cancelled)
 
 
-def test_loads_follow_requests_from_their_choice_to_their_end() -> None:
+def test_a_request_counts_as_load_from_its_assignment_to_its_end() -> None:
     loads, names = Loads("affinity", 0), dict.fromkeys("abc", 0)
     route = Route(randbytes(16), 100)
     first, second, _ = loads.order(route, names)
     loads.take("1", first, 100, Pending())
     assert loads.tokens[first] == 100 and loads.order(route, names)[0] == second
-    loads.take("1", second, 100)  # the first one had no place
+    loads.take("1", second, 100)  # the first one was full
     assert (loads.tokens[first], loads.tokens[second]) == (0, 100)
     loads.drop("1")
     loads.drop("1")
     assert set(loads.tokens.values()) == {0}
 
 
-def test_requests_that_were_cancelled_before_a_replica_took_them_do_not_count() -> None:
+def test_requests_cancelled_before_a_replica_accepts_them_do_not_count() -> None:
     loads, pending = Loads("affinity", 0), Pending()
     loads.order(Route(b"k", 10), {"a": 0})
     loads.take("1", "a", 10, pending)
@@ -150,7 +150,7 @@ def test_requests_that_were_cancelled_before_a_replica_took_them_do_not_count() 
     assert loads.tokens == {"a": 0}
 
 
-def test_what_other_front_ends_sent_counts_too_and_some_replicas_are_avoided() -> None:
+def test_requests_of_other_front_ends_count_and_some_replicas_are_avoided() -> None:
     loads, route = Loads("affinity", 0), Route(b"key", 10)
     home = loads.order(route, dict.fromkeys("abc", 0))[0]
     others = loads.order(route, {name: 1000 if name == home else 0 for name in "abc"})
@@ -161,13 +161,13 @@ def test_what_other_front_ends_sent_counts_too_and_some_replicas_are_avoided() -
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e4))
-def test_replicas_are_wanted_by_tokens_and_by_requests(tokens: float, requests: float) -> None:
+def test_tokens_and_requests_both_call_for_replicas(tokens: float, requests: float) -> None:
     wanted = TokenScaling(target_tokens=1000, target_requests=10).wanted({"tokens": tokens, "requests": requests})
     assert wanted >= 1 and wanted * 1000 >= tokens and wanted * 10 >= requests
     assert wanted == 1 or (wanted - 1) * 1000 < tokens or (wanted - 1) * 10 < requests
 
 
-def test_scaling_reads_what_replicas_recorded() -> None:
+def test_scaling_reads_the_stats_of_replicas() -> None:
     policy = TokenScaling(target_tokens=100, target_requests=10)
     told = {"tokens": {"a": 150.0, "b": 120.0}, "requests": {"a": 3.0, "b": 2.0}}
     assert policy(SimpleNamespace(aggregated_metrics=told)) == (3, {})

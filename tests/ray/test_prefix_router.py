@@ -1,4 +1,4 @@
-"""Ray's own router reads texts, so it does not find what a replica knows of an image."""
+"""Ray's own router reads only text, so it does not find replicas that have an image cached."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from tests.bench.test_scale import SMALL
 from tests.ray.prefix_router import PrefixTreePolicy, PrefixTreeSimulation, text_of
 
 
-def test_images_are_found_that_rays_router_does_not_find() -> None:
+def test_our_router_finds_images_that_rays_router_does_not() -> None:
     ours = Simulation(SMALL, 8, "affinity").run()
     theirs = PrefixTreeSimulation(SMALL, 8).run()
     assert theirs.finished == ours.finished == 800
@@ -16,7 +16,7 @@ def test_images_are_found_that_rays_router_does_not_find() -> None:
 
 
 def test_rays_router_finds_texts() -> None:
-    """Otherwise it was asked wrongly, and the comparison says nothing."""
+    """Otherwise the router was used wrongly, and the comparison means nothing."""
     policy, loads = PrefixTreePolicy(), {"a": 0, "b": 0, "c": 0}
     chosen = {}
     for number in range(3):
@@ -28,7 +28,7 @@ def test_rays_router_finds_texts() -> None:
         assert policy.order(b"", 1, loads)[0] == chosen[number]
 
 
-def test_all_requests_are_asked_about() -> None:
+def test_every_request_goes_through_the_router() -> None:
     simulation = PrefixTreeSimulation(replace(SMALL, requests_per_replica=5), 2)
     simulation.run()
     assert simulation.num_asked == 10

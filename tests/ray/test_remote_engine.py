@@ -1,4 +1,4 @@
-"""The front end's view of the replicas, with a handle that does what a test says."""
+"""The front end's view of the replicas, with a scripted handle."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ PROMPT = text_prompt([1, 2, 3])
 
 
 class Call:
-    """One call: items, and an error or silence behind them."""
+    """One call: items, then an error or silence."""
 
     def __init__(self, *items: Any) -> None:
         self._items, self.is_cancelled = list(items), False
@@ -71,7 +71,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Processor:
 
 @pytest.fixture
 def answer(processor: Processor) -> Callable[..., list[str]]:
-    """The texts of an answer that calls give, in turn."""
+    """The texts of an answer, from scripted calls in turn."""
 
     def run(handle: Handle, **more: Any) -> list[str]:
         async def inside() -> list[str]:
@@ -102,7 +102,9 @@ def test_a_request_keeps_its_own_id_and_others_cannot_have_it(answer: Callable[.
 
 
 @pytest.mark.parametrize("lost", [ActorDiedError(), refused(EngineDeadError("dead"))])
-def test_a_request_that_had_not_begun_goes_to_another_replica_once(answer: Callable[..., list[str]], lost: Any) -> None:
+def test_a_request_that_has_not_begun_moves_to_another_replica_once(
+    answer: Callable[..., list[str]], lost: Any
+) -> None:
     handle = Handle(Call(lost), Call(delta("a")))
     assert answer(handle) == ["mine a"]
     first, second = (route for _, route in handle.asked)
@@ -112,7 +114,7 @@ def test_a_request_that_had_not_begun_goes_to_another_replica_once(answer: Calla
 
 
 @pytest.mark.parametrize("lost", [ActorDiedError(), refused(EngineDeadError("dead"))])
-def test_a_request_that_had_begun_is_not_answered_twice(answer: Callable[..., list[str]], lost: Any) -> None:
+def test_a_request_that_has_begun_is_not_answered_twice(answer: Callable[..., list[str]], lost: Any) -> None:
     handle = Handle(Call(delta("a"), lost), Call(delta("a")))
     with pytest.raises(EngineDeadError):
         answer(handle)
@@ -128,7 +130,7 @@ def test_a_request_that_had_begun_is_not_answered_twice(answer: Callable[..., li
         (RayTaskError("generate", "Traceback", ValueError("secret")), SaccadeError),
     ],
 )
-def test_other_errors_are_not_tried_again_or_end_as_their_own_kind(
+def test_other_errors_are_translated_without_their_details(
     answer: Callable[..., list[str]], error: Any, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind) as found:
@@ -137,7 +139,7 @@ def test_other_errors_are_not_tried_again_or_end_as_their_own_kind(
 
 
 class Updating:
-    """Replicas during an update: first those of the old plan answer, then also one of the new."""
+    """Replicas during an update: at first only those with the old plan answer, then also one with the new plan."""
 
     def __init__(self, new: Ready) -> None:
         self.said, self.plans = messages.encode(new), list[bytes]()
@@ -160,7 +162,7 @@ class Updating:
         return [None, ActorDiedError(), self.said] if len(self.plans) > 3 else [None]
 
 
-def test_a_front_end_takes_its_limits_from_a_replica_of_its_own_plan(
+def test_a_front_end_takes_its_limits_from_a_replica_with_its_own_plan(
     processor: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_engine, "ASK_AGAIN_S", 0.0)
@@ -184,7 +186,7 @@ def test_closing_a_stream_cancels_its_call(processor: Processor) -> None:
     asyncio.run(inside())
 
 
-def test_a_request_whose_time_is_over_before_a_replica_answers_is_cancelled(answer: Callable[..., list[str]]) -> None:
+def test_a_request_past_its_deadline_before_a_replica_answers_is_cancelled(answer: Callable[..., list[str]]) -> None:
     handle = Handle(Call(None))
     with pytest.raises(TimeoutError):
         answer(handle, deadline=monotonic() + 0.01)

@@ -37,7 +37,7 @@ def tokens_of(count: int, seed: int = 0) -> list[int]:
 
 
 @given(names, st.lists(st.tuples(keys, st.integers(1, 500), st.booleans()), max_size=60), st.floats(1, 3))
-def test_no_replica_exceeds_the_bound_unless_it_had_the_least_load(
+def test_no_replica_exceeds_the_bound_unless_it_was_the_least_loaded(
     replicas: list[str], arrivals: list[tuple[bytes, int, bool]], bound: float
 ) -> None:
     policy = ConsistentHashing(bound)
@@ -78,7 +78,7 @@ def test_a_replica_that_joins_or_leaves_moves_only_its_own_keys(few: list[str], 
     assert kept == policy.ranked(key, dict.fromkeys(few, 0))
 
 
-def test_the_share_that_moves_to_a_new_replica_is_its_own() -> None:
+def test_a_new_replica_gets_its_fair_share_of_keys() -> None:
     policy, num_keys = ConsistentHashing(), 4000
     drawn = [randbytes(16) for _ in range(num_keys)]
     old, new = ({f"r{i}": 0 for i in range(count)} for count in (8, 9))
@@ -105,7 +105,7 @@ def test_the_order_of_replicas_does_not_matter_and_is_the_same_in_another_proces
     assert out.strip() == str(here)
 
 
-def test_one_hot_image_spreads_over_as_many_replicas_as_it_needs_and_comes_home() -> None:
+def test_a_hot_image_spreads_over_as_many_replicas_as_it_needs_and_returns() -> None:
     router = Router(ConsistentHashing())
     for name in "abcd":
         router.join(name)
@@ -142,7 +142,7 @@ def test_round_robin_takes_turns_and_least_loaded_looks_at_loads() -> None:
     assert {least.order(b"k", 1, {"a": 0, "b": 0})[0] for _ in range(2)} == {"a", "b"}
 
 
-def test_a_replica_that_left_and_came_back_has_no_load_and_late_ends_change_nothing() -> None:
+def test_a_replica_that_rejoins_has_no_load_and_late_finishes_change_nothing() -> None:
     router = Router(LeastLoaded())
     router.join("a")
     taken = router.assign(b"k", 100)
@@ -154,7 +154,7 @@ def test_a_replica_that_left_and_came_back_has_no_load_and_late_ends_change_noth
     assert router.loads == router.num_requests == {"a": 0}
 
 
-def test_replicas_to_avoid_are_not_taken() -> None:
+def test_avoided_replicas_are_not_chosen() -> None:
     router = Router(ConsistentHashing())
     router.join("a")
     router.join("b")
@@ -163,7 +163,7 @@ def test_replicas_to_avoid_are_not_taken() -> None:
     assert router.assign(b"k", 1, avoid={"a", "b"}) is None
 
 
-def test_the_first_image_names_a_request_and_the_salt_belongs_to_the_name() -> None:
+def test_the_key_covers_the_first_image_and_the_salt() -> None:
     plain = text_prompt(tokens_of(300))
     pixels = np.zeros((4, 4, 3), np.uint8)
     plan = ImagePlan.__new__(ImagePlan)
@@ -178,19 +178,19 @@ def test_the_first_image_names_a_request_and_the_salt_belongs_to_the_name() -> N
     assert key() == affinity_key(plain) != affinity_key(plain, "tenant")
 
 
-def test_text_is_named_by_how_it_begins() -> None:
+def test_the_key_of_text_covers_its_beginning() -> None:
     head = tokens_of(HEAD_TOKENS)
     one, other = text_prompt([*head, 1, 2, 3]), text_prompt([*head, 4])
     assert affinity_key(one) == affinity_key(other) != affinity_key(text_prompt([*head[:-1], head[-1] + 1]))
 
 
-def test_a_request_counts_with_its_prompt_and_a_bounded_answer() -> None:
+def test_a_request_counts_its_prompt_and_a_bounded_output() -> None:
     assert request_tokens(100, SamplingParams(max_tokens=16, n=2)) == 132
     assert request_tokens(100, SamplingParams(max_tokens=10**6)) == 100 + MOST_OUTPUT_TOKENS
     assert request_tokens(100, SamplingParams(max_tokens=None)) == 100 + MOST_OUTPUT_TOKENS
 
 
-def test_wrong_policies_are_refused_with_those_there_are() -> None:
+def test_the_refusal_of_an_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'random'; allowed: affinity, least-loaded, round-robin"):
         make_policy("random")
     with pytest.raises(ConfigError, match="it must be at least 1"):
@@ -201,7 +201,7 @@ def test_wrong_policies_are_refused_with_those_there_are() -> None:
     assert {name: type(make_policy(name, room_tokens=7)) for name in POLICIES} == kinds
 
 
-def test_the_bound_is_on_the_mean_with_the_request_in_it() -> None:
+def test_the_bound_applies_to_the_mean_including_the_request() -> None:
     policy = ConsistentHashing(bound=1.5)
     assert policy.most_tokens(10, {"a": 30, "b": 0}) == 30 and policy.most_tokens(10, {"a": 0}) == 15
     assert ConsistentHashing(bound=1.5, room_tokens=100).most_tokens(10, {"a": 30, "b": 0}) == 100

@@ -131,7 +131,7 @@ def test_a_silent_engine_with_work_is_in_trouble(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(liveness, "monotonic", lambda: now[0])
     found = Liveness()
     now[0] += liveness.STALLED_S + 1
-    assert not found.troubles(has_work=False) and "not made a step" in found.troubles(has_work=True)[0]
+    assert not found.troubles(has_work=False) and "not finished a step" in found.troubles(has_work=True)[0]
     found.note_message()
     assert not found.troubles(has_work=True)
     found.note_compiling(liveness.COMPILING_S + 1)

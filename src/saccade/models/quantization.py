@@ -105,7 +105,17 @@ def _stored(config: Config, renames: Renames, *, is_dummy: bool) -> QuantizedFor
         raise _refusal(found, f"quant_method {method!r}")
     if is_dummy:
         form = WeightFormat(layout=form.layout)
-    return QuantizedFormats(form, form, renames, tuple(map(str, skipped)))
+    words = tuple(map(str, skipped))
+    for word in words:
+        _check_pattern(found, word)
+    return QuantizedFormats(form, form, renames, words)
+
+
+def _check_pattern(found: Config, word: str) -> None:
+    try:
+        re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{found.where}: {word!r} is not a regular expression ({error})") from None
 
 
 def _fp8(found: Config) -> WeightFormat:

@@ -1,4 +1,4 @@
-"""One cluster for all of them; each module deploys what it needs, as an update of what runs."""
+"""One cluster for all modules; each deploys what it needs as an update of the running application."""
 
 from collections.abc import Iterator
 

@@ -26,7 +26,7 @@ def three(nodes: RunningCluster) -> RunningCluster:
 
 
 def hit_rates(nodes: RunningCluster, questions: list[Question], at_a_time: int) -> dict[str, float]:
-    """Shares of pictures and of prompt tokens that needed no computing. All answers must be right."""
+    """The cache hit rates of pictures and of prompt tokens. All answers must be right."""
 
     async def ask_all() -> list[bool]:
         limit = asyncio.Semaphore(at_a_time)
@@ -50,11 +50,11 @@ def hit_rates(nodes: RunningCluster, questions: list[Question], at_a_time: int) 
     }
 
 
-def test_two_hundred_at_once_are_answered_right(three: RunningCluster) -> None:
+def test_two_hundred_concurrent_requests_are_answered_correctly(three: RunningCluster) -> None:
     print("200 at once, 3 replicas:", hit_rates(three, repeated(NUM_PICTURES, TIMES, int(time.time())), 200))
 
 
-def test_caches_are_used_as_by_a_single_replica_and_round_robin_does_not(nodes: RunningCluster) -> None:
+def test_affinity_uses_caches_like_a_single_replica_and_round_robin_does_not(nodes: RunningCluster) -> None:
     found = {}
     for name, replicas, routing in (
         ("one replica", 1, "affinity"),
@@ -70,7 +70,7 @@ def test_caches_are_used_as_by_a_single_replica_and_round_robin_does_not(nodes: 
         assert found["round robin"][what] < found["affinity"][what], found
 
 
-def test_a_node_that_is_killed_takes_only_its_streams_with_it(three: RunningCluster) -> None:
+def test_killing_a_node_ends_only_its_streams(three: RunningCluster) -> None:
     three.deploy(replicas=3, **SETTINGS)
     three.wait_running(3)
     streams = Streams(9, 400)
@@ -85,7 +85,7 @@ def test_a_node_that_is_killed_takes_only_its_streams_with_it(three: RunningClus
     hit_rates(three, repeated(6, 2, int(time.time())), 4)
 
 
-def test_an_engine_that_dies_inside_its_replica_fails_its_health_and_both_are_replaced(three: RunningCluster) -> None:
+def test_a_replica_whose_engine_dies_fails_its_health_check_and_both_are_replaced(three: RunningCluster) -> None:
     three.deploy(replicas=3, **SETTINGS)
     three.wait_running(3)
     victim = three.replica_pids()[0]
@@ -120,7 +120,7 @@ def test_an_update_under_load_fails_no_request(three: RunningCluster) -> None:
     assert num_right > 20
 
 
-def test_replicas_follow_a_step_of_load(nodes: RunningCluster) -> None:
+def test_the_number_of_replicas_follows_a_step_in_load(nodes: RunningCluster) -> None:
     scaling = {"target_tokens": 400, "look_back_s": 2, "upscale_delay_s": 1, "downscale_delay_s": 3}
     nodes.deploy(replicas=1, max_replicas=3, **scaling, **SETTINGS)
     nodes.wait_running(1)
@@ -129,7 +129,7 @@ def test_replicas_follow_a_step_of_load(nodes: RunningCluster) -> None:
 
 
 async def under_load(nodes: RunningCluster, work: Callable[[], None], at_a_time: int) -> int:
-    """Does some work while requests come all the time. All must be answered right; returns their number."""
+    """Does some work under constant load. All requests must be answered correctly; returns their number."""
     is_over, pick = asyncio.Event(), Random()
     questions = [Question(number) for number in range(12)]
 
