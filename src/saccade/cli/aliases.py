@@ -1,4 +1,4 @@
-"""Flags of vLLM and SGLang: mapped to a setting, or harmless and accepted with a note, or refused with a reason."""
+"""Flags of vLLM and SGLang. Each sets one of our settings, or is accepted with a note, or is refused with a reason."""
 
 from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,9 +12,9 @@ from saccade.config import ENVIRONMENT_PREFIX, environment, foreign_variables
 
 Refused = dict[str, tuple[str, frozenset[str]]]
 
-# Another engine's name: our setting.
+# Another engine's flag, and our setting of the same meaning.
 SAME = {
-    "--oltp-traces-endpoint": "otlp_traces_endpoint",  # as SGLang spelled it
+    "--oltp-traces-endpoint": "otlp_traces_endpoint",  # SGLang's spelling
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
     "--max-running-requests": "max_num_seqs",
@@ -38,9 +38,9 @@ SAME = {
     "--random-input": "random_input_len",
     "--random-output": "random_output_len",
 }
-# SGLang's limits on a batch of prompts: the smaller one becomes the token budget of a step.
+# SGLang's limits on a batch of prompts. The smaller one becomes the token budget of a step.
 BUDGETS = {"--chunked-prefill-size": "max_num_batched_tokens", "--max-prefill-tokens": "max_num_batched_tokens"}
-# Another engine's switch: our setting and the value the switch gives it.
+# Another engine's switch, our setting, and the value the switch gives it.
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-radix-cache": ("enable_prefix_caching", False),
@@ -54,12 +54,12 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
-# Another engine's flag with values of its own: our setting, and our value for each of theirs.
+# Another engine's flag, our setting, and our value for each of theirs.
 TRANSLATED: dict[str, tuple[str, dict[str, Any]]] = {
     "--sampling-defaults": ("generation_config", {"model": "auto", "openai": "none"}),
     "--scheduling-policy": ("allow_priority", {"fcfs": False, "priority": True}),
 }
-# A switch that says how a phase is captured, unless --graphs says otherwise.
+# A switch, and the word it adds to --graphs. The user's own --graphs overrides it.
 GRAPH_WORDS = {
     "--enable-piecewise-cuda-graph": "prefill=piecewise",
     "--enforce-piecewise-cuda-graph": "prefill=piecewise",
@@ -79,7 +79,7 @@ def _each(notes: dict[str, str]) -> dict[str, str]:
 
 
 def _refused(notes: dict[str, str | tuple[str, str]]) -> Refused:
-    """The reason and the neutral values of each flag; a plain string is a reason without neutral values."""
+    """Maps each flag to its reason and its neutral values, if it has any."""
     pairs = {flags: (note, "") if isinstance(note, str) else note for flags, note in notes.items()}
     return {
         flag: (reason, frozenset(neutral.split()))
@@ -88,7 +88,7 @@ def _refused(notes: dict[str, str | tuple[str, str]]) -> Refused:
     }
 
 
-# A switch without effect: what happens instead.
+# A switch without effect, and what happens instead.
 TAKEN_SWITCHES = _each(
     {
         "--enable-multimodal": "a model that sees always takes images and videos",
@@ -118,7 +118,7 @@ TAKEN_SWITCHES = _each(
         "--use-tqdm-on-load": "a terminal shows how far a start is",
     }
 )
-# A flag with a value, without effect: what happens instead.
+# A flag with a value, without effect, and what happens instead.
 TAKEN_VALUES = _each(
     {
         "--attention-backend --prefill-attention-backend --decode-attention-backend --mm-attention-backend "
@@ -275,12 +275,12 @@ _OTHERS = "settings here are flags, a --config file and SACCADE_ variables"
 
 
 def variable_notes(variables: Mapping[str, str] | None = None) -> list[str]:
-    """One line per variable that is set. Values are not shown: one may be a key."""
+    """One line for each variable that is set. Values are not shown, because one may be a key."""
     return [f"{name} changes nothing: {INSTEAD.get(name, _OTHERS)}" for name in foreign_variables(variables)]
 
 
 def unknown_variables(kinds: Iterable[type[Any]], variables: Mapping[str, str] | None = None) -> list[str]:
-    """One line per SACCADE_ variable that none of these settings has: a misspelt key would leave a server open."""
+    """One line for each unknown SACCADE_ variable: with SACCADE_API_KEY misspelt, a server would be open."""
     known = {"config", *(field.name for settings in kinds for field in fields(settings))}
     flags = [_flag(name) for name in sorted(known)]
     found = {name: _flag(name) for name in sorted(set(environment(variables)) - known)}
@@ -309,7 +309,7 @@ def add_bench_aliases(parser: Parser) -> None:
 
 
 def _add_mapped(parser: Parser) -> None:
-    """Adds only those whose setting this parser has."""
+    """Adds the foreign flags whose setting this parser has."""
     for flag, field, how in _mapped():
         if field in parser.kinds and not parser.knows(flag):
             if "action" not in how:
@@ -320,7 +320,7 @@ def _add_mapped(parser: Parser) -> None:
 
 
 def _mapped() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(flag, setting, how) of every flag that sets something; without an action it is read as the setting is."""
+    """Yields (flag, setting, arguments of `add_argument`). A flag without an action is read like the setting itself."""
     yield from ((flag, field, {}) for flag, field in SAME.items())
     yield from ((flag, field, {"action": Budget, "type": reader_of(int)}) for flag, field in BUDGETS.items())
     yield from ((flag, field, {"action": "store_const", "const": to}) for flag, (field, to) in SWITCHES.items())

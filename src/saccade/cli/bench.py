@@ -1,5 +1,4 @@
-"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, server startup, soaks, and
-simulations of many replicas."""
+"""`saccade bench ...`: benchmarks of model passes, all-reduce, servers and their startup, soaks, and simulations."""
 
 import json
 from argparse import Namespace
@@ -185,7 +184,7 @@ def _allreduce(flags: Namespace) -> int:
 
 
 def _measured(measure: Callable[..., Any], *given: Any) -> Any:
-    """Runs a benchmark. Its last argument is its settings, which name the file for the figures."""
+    """Runs a benchmark and writes its figures to the `json` file of its settings, its last argument."""
     with stages(Console(stderr=True), "starting") as say:
         bench = measure(*given, say)
     if given[-1].json:

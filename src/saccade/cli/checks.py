@@ -1,4 +1,4 @@
-"""Machine checks of `saccade doctor`. Every check ends in a finding; none of them raises."""
+"""Machine checks of `saccade doctor`. Each yields a finding; none raises."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ MIN_CAPABILITY = (8, 0)
 ENOUGH_DISK_BYTES = 40 * GIB
 ENOUGH_FILES = 4096
 WRITABLE_HUB = "set HF_HOME to a folder that can be written"
-# Optional packages by the module they provide: what is missing without them, and how to get it.
+# Optional modules: what they are for, and the extra that installs them.
 OPTIONAL = {
     "flash_attn": ("the fastest attention on Hopper and later", "cuda"),
     "quack": ("faster matrix products on Hopper", "cuda"),
@@ -43,7 +43,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found and, if needed, what to do about it."""
+    """What a check found and, if something is wrong, how to fix it."""
 
     check: str
     level: Level
@@ -124,7 +124,7 @@ def check_gpu() -> Finding:
 
 
 def check_gpus() -> Finding:
-    """How many there are, and whether ranks can read each other's memory."""
+    """Checks whether GPUs can read each other's memory."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -178,7 +178,7 @@ def check_disk() -> Finding:
 
 
 def check_cache() -> Finding:
-    """Where compiled kernels are kept from one start to the next."""
+    """Checks the folder where compiled kernels are kept between starts."""
     folder = kernel_folder()
     if folder is None or not os.access(folder, os.W_OK | os.X_OK):
         found = "this user has no folder to keep compiled kernels in: every start on a GPU compiles them anew"
@@ -187,7 +187,7 @@ def check_cache() -> Finding:
 
 
 def check_sockets() -> Finding:
-    """The engine is reached through a Unix socket in a temporary folder."""
+    """The server reaches its engine through a Unix socket in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
     return Finding("sockets", Level.OK, f"Unix sockets work in {tempfile.gettempdir()}")
@@ -214,7 +214,7 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def nvidia_gpus() -> list[str]:
-    """Name, driver and memory of each GPU, from nvidia-smi."""
+    """Name, driver version and memory of each GPU, from nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

@@ -1,4 +1,4 @@
-"""Checkpoint checks of `saccade doctor`, from its files to an answer about an image."""
+"""Model checks of `saccade doctor`, from the checkpoint's files to an answer about an image."""
 
 import io
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from saccade.cli.checks import GIB, Finding, Level, guarded
 if TYPE_CHECKING:
     from saccade.inputs.processor import Processor
 
-MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
+MAX_SAMPLE_BYTES = 2 * GIB  # larger models take too long on a CPU
 AGAIN = "download the checkpoint again, or choose another"
 
 
@@ -76,7 +76,7 @@ def check_weights(folder: Path) -> Finding:
 
 
 def check_tokenizer(folder: Path) -> Finding:
-    """Media placeholder tokens must be those that config.json names."""
+    """Building the processor also checks the media placeholder tokens against config.json."""
     from saccade.inputs.generation import GenerationDefaults
     from saccade.inputs.processor import Processor
 
@@ -103,7 +103,7 @@ def check_template(folder: Path) -> Finding:
 
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
-    """A real answer on the CPU, about an image if the model takes images."""
+    """Generates an answer on the CPU, about an image if the model takes images."""
     from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
@@ -125,7 +125,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
 
 
 def _question(text: str, processor: "Processor") -> list[dict[str, Any]]:
-    """About a red circle on white if the model takes images."""
+    """Asks about a red circle on white if the model takes images."""
     from PIL import Image, ImageDraw
 
     words = {"type": "text", "text": text}

@@ -23,7 +23,7 @@ Made by `saccade help --markdown`. Every flag is also a key of the file of `--co
 `--max-model-len 8k` is `max-model-len: 8k` there and `SACCADE_MAX_MODEL_LEN=8k` here. Flags win over the file, the file
 over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 """
-# One line about each, and the module that has its `new_parser(name)` and `run(flags)`.
+# A one-line summary, and the module with the command's `new_parser(name)` and `run(flags)`.
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
     "deploy": ("serve a model on a Ray cluster, by replicas on its machines", "deploy"),
@@ -92,7 +92,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command at the beginning of `words` and the rest; `bench` alone if no benchmark is named."""
+    """Splits `words` into the command and its arguments; the command is `bench` if no benchmark is named."""
     pair = " ".join(words[:2])
     if pair in COMMANDS:
         return pair, list(words[2:])
@@ -128,7 +128,7 @@ def new_parser(name: str) -> Parser:
 
 
 def _markdown(name: str) -> str:
-    """A command's section in the reference, generated from its settings."""
+    """The command's section of the reference."""
     about, parser = COMMANDS[name][0], new_parser(name)
     actions = [action for group in parser.groups for action in group.shown_actions if action.dest != "help"]
     lines = [f"## saccade {name}", "", f"{about[0].upper()}{about[1:]}: `{parser.usage}`", ""]

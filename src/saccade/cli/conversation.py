@@ -1,4 +1,4 @@
-"""A conversation in the terminal: questions with history and commands, answers that can be stopped."""
+"""A conversation in the terminal: input with history, slash commands, and answers that can be stopped."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ Answer = Callable[[list[Message]], str]
 
 
 class TerminalChat:
-    """Questions until the input ends. `answer` writes the answer to messages and returns its text; what it refuses is
-    dropped. Given images belong to the first question."""
+    """Asks for questions until the input ends. `answer` prints the answer to the messages and returns its text; a
+    question that it refuses is dropped. `images` belong to the first question."""
 
     def __init__(self, answer: Answer, images: list[Part]) -> None:
         self._answer = answer
@@ -43,7 +43,7 @@ class TerminalChat:
                 sys.stderr.write(f"saccade: {refused}\n")
 
     def _take(self, text: str) -> bool:
-        """False if the conversation is over."""
+        """Handles an entry; returns False if the conversation is over."""
         command, _, rest = text.partition(" ")
         rest = rest.strip()
         match command:
@@ -79,12 +79,12 @@ class TerminalChat:
 
 
 def _is_command(word: str) -> bool:
-    """A path also begins with a slash."""
+    """A path also starts with a slash."""
     return word.startswith("/") and word[1:].isalpha() and not Path(word).exists()
 
 
 def entries() -> Iterator[str]:
-    """What the user enters, until the input ends; Ctrl-C drops what is being entered."""
+    """Yields what the user enters until the input ends; Ctrl-C discards an unfinished entry."""
     while True:
         try:
             text = _entry().strip()
@@ -119,7 +119,7 @@ def _block(first: str) -> str:
 
 @contextmanager
 def history(file: Path | None) -> Iterator[None]:
-    """Arrow keys and a history that outlasts the conversation, where Python has readline and there is a file."""
+    """Enables arrow keys if Python has readline, and keeps the history in `file` if there is one."""
     try:
         import readline
     except ImportError:
@@ -127,7 +127,7 @@ def history(file: Path | None) -> Iterator[None]:
         return
     readline.set_auto_history(True)
     if file is not None:
-        with suppress(OSError):  # there is none yet
+        with suppress(OSError):  # does not exist yet
             readline.read_history_file(file)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`saccade deploy`: a model on a Ray cluster, or an update of one that runs there."""
+"""`saccade deploy`: deploys a model on a Ray cluster, or updates a deployment."""
 
 import sys
 from argparse import Namespace

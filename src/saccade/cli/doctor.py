@@ -1,4 +1,4 @@
-"""`saccade doctor`: checks everything that serving needs, and says what to do about what is missing."""
+"""`saccade doctor`: checks everything that serving needs, and says how to fix problems."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.BROKEN
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorSettings:
-    """What `saccade doctor` looks at."""
+    """What `saccade doctor` checks."""
 
     host: str = setting("127.0.0.1", "address that a server would listen on")
     port: int = setting(8000, "port that a server would listen on")

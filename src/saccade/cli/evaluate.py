@@ -1,4 +1,4 @@
-"""`saccade eval`: how often a model is right."""
+"""`saccade eval`: measures a model's accuracy."""
 
 from argparse import Namespace
 

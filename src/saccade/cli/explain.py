@@ -1,4 +1,4 @@
-"""`saccade explain`: how a request would be run, decided by the code that would run it."""
+"""`saccade explain`: shows how a request would run, as decided by the code that would run it."""
 
 import re
 from argparse import Namespace
@@ -31,7 +31,7 @@ _VIDEO_SIZE = re.compile(rf"{_NUMBER}x{_NUMBER}x{_NUMBER}(?:@(\d{{1,9}}(?:\.\d{{
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainSettings:
-    """The request to explain; `batch` of it arrive together, each with images of its own."""
+    """The request to explain."""
 
     image: tuple[str, ...] = setting((), "an image: WIDTHxHEIGHT in pixels, such as 1280x720, or a file")
     video: tuple[Word, ...] = setting(
@@ -51,7 +51,7 @@ class ExplainSettings:
                 raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
-        """(frames, width, height, frames per second) of each."""
+        """(frames, width, height, frames per second or None) of each video."""
         found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
@@ -99,7 +99,7 @@ def run(flags: Namespace) -> int:
 def as_data(
     blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
 ) -> dict[str, Any]:
-    """The inputs of the decision (device kind, engine limits) and the decisions."""
+    """What was assumed (kind of device, engine limits) and what was decided."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
         "device": "cuda" if blueprint.is_cuda else "cpu",
@@ -123,7 +123,7 @@ def _assumed(blueprint: "Blueprint") -> str:
 
 
 def _image_size(text: str) -> tuple[int, int]:
-    """(width, height) as written, or of the image in a file after EXIF orientation."""
+    """(width, height) as given, or of the image in a file after EXIF rotation."""
     from saccade.inputs.images import ImageLimits, check_size, load_image
 
     try:

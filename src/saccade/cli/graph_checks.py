@@ -1,4 +1,4 @@
-"""`saccade verify`: every graph against an eager run; and `saccade audit`: what graphs froze."""
+"""`saccade verify` compares every graph with eager runs; `saccade audit` finds host values that graphs froze."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ OnGraph = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySettings:
-    """How much is looked at."""
+    """How much to check."""
 
     short: bool = setting(False, "a sample, as every start on a GPU takes one")
     json: bool = setting(False, "print JSON")
@@ -74,7 +74,7 @@ def run(flags: Namespace) -> int:
 
 @contextmanager
 def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
-    """The executor of the chosen model, loaded without verification: errors belong in the report."""
+    """Loads the model without verifying it: errors belong in the report."""
     model, engine, limits = engine_settings(flags)
     if engine.tensor_parallel_size > 1:
         raise ConfigError(
@@ -91,7 +91,7 @@ def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecu
 
 @contextmanager
 def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
-    """A bar on a terminal, one line per phase elsewhere."""
+    """Shows a bar on a terminal, one line per phase elsewhere."""
     named: set[str] = set()
     with progress_bar(console) as bar:
         task = bar.add_task(verb, total=None)
@@ -112,7 +112,7 @@ def _rows_data(report: "AuditReport | VerifyReport") -> list[dict[str, object]]:
 
 
 def show_audit(console: Console, report: "AuditReport") -> None:
-    """One line per finding; without any, how much was checked."""
+    """Prints a line for each finding, and how much was checked."""
     for row in report.rows:
         for finding in row.findings:
             console.print(f"[{row.key}] {finding}", markup=False, highlight=False, soft_wrap=True)
@@ -123,7 +123,7 @@ def show_audit(console: Console, report: "AuditReport") -> None:
 
 
 def show(console: Console, report: "VerifyReport") -> None:
-    """One line per graph: its worst sequence."""
+    """Prints a line for each graph, with its worst sequence."""
     table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
     for key in dict.fromkeys(row.key for row in report.rows):
         rows = [row for row in report.rows if row.key == key]

@@ -1,4 +1,4 @@
-"""`saccade replay`: reruns a pass that a shadow check found wrong, with its graph and without."""
+"""`saccade replay`: reruns a pass that failed a shadow check, with its graph and without."""
 
 from argparse import Namespace
 from dataclasses import asdict, replace

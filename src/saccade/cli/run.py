@@ -1,4 +1,4 @@
-"""`saccade run`: one question, with a streamed answer. Without a question, a conversation."""
+"""`saccade run`: streams the answer to one question, or starts a conversation if there is none."""
 
 import sys
 from argparse import Namespace
@@ -28,7 +28,7 @@ REQUEST_ID = "run"
 
 
 class AnswerStoppedError(KeyboardInterrupt):
-    """The user stopped an answer, of which there is this text."""
+    """The user stopped an answer; `text` is what had been generated."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def _image(word: str) -> Part:
 
 
 def _model_and_prompt(words: list[str], configured: str) -> tuple[str, str]:
-    """`configured` is the model that flags or a file name."""
+    """`configured` is the model named by --model or the config file, if any."""
     if len(words) == 2:
         return words[0], words[1]
     if words and words[0] != configured and not looks_like_model(words[0]):
@@ -123,8 +123,8 @@ def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
 
 
 def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
-    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C ends the
-    answer and raises what there was of it."""
+    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C stops the
+    answer and raises `AnswerStoppedError`."""
     from saccade.client.output import OutputStream
     from saccade.offline.llm_inputs import read_talk
 
@@ -138,7 +138,7 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
                 for update in engine.step():
                     text, _ = stream.take(update)
                     if text:
-                        status.stop()  # it and the answer would share a line
+                        status.stop()  # the spinner would overwrite the answer's line
                     sys.stdout.write(text)
                     sys.stdout.flush()
     except KeyboardInterrupt:

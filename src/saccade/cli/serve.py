@@ -33,7 +33,7 @@ def run(flags: Namespace) -> int:
     model = chosen_model(flags.words)
     for note in (*variable_notes(), *unknown_variables(SETTINGS)):
         warn(note)
-    with Spare() as spare:  # before importing the server: the worker's imports take longer
+    with Spare() as spare:  # starts before the server is imported, because the worker's imports take longer
         from saccade.server.front_end import serve
 
         return serve(model, server, engine, limits, media, spare)

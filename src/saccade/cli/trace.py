@@ -1,4 +1,4 @@
-"""`saccade trace`: what a running server does for some seconds, as a file that Perfetto shows."""
+"""`saccade trace`: records a running server for some seconds, into a file for Perfetto."""
 
 import json
 import ssl
@@ -17,12 +17,12 @@ from saccade.config import setting
 from saccade.errors import ConfigError, SaccadeError
 from saccade.wire.trace_records import MAX_TRACE_S
 
-ANSWER_S = 120.0  # beyond the seconds of the trace
+ANSWER_S = 120.0  # time for the reply, beyond the seconds of the trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSettings:
-    """Which server is looked at, and for how long."""
+    """Which server to record, and for how long."""
 
     url: str = setting("http://127.0.0.1:8000", "address of the server")
     seconds: float = setting(5.0, f"seconds to record, {MAX_TRACE_S:g} at most")
@@ -71,7 +71,7 @@ def run(flags: Namespace) -> int:
 
 
 def fetch(asked: TraceSettings) -> str:
-    """The trace's text; a refusal or a server that cannot be reached raises with the reason."""
+    """Returns the trace as text. Raises with the reason if the server refuses or cannot be reached."""
     headers = {"Authorization": f"Bearer {asked.admin_api_key}"}
     request = Request(f"{asked.url.rstrip('/')}/trace?seconds={asked.seconds:g}", headers=headers)
     try:
