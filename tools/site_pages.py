@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 from saccade import LLM, SamplingParams
 from saccade.cli import main
-from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, INSTEAD, REFUSED, SAME, SWITCHES, TAKEN_SWITCHES, TAKEN_VALUES
+from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, IGNORED_SWITCHES, IGNORED_VALUES, INSTEAD, REFUSED, SAME, SWITCHES
 from saccade.cli.aliases import TRANSLATED as WORDS
 from saccade.client.served import EngineReport
 from saccade.server.figures.metrics import Facts, Metrics
@@ -166,7 +166,7 @@ def foreign_flags_page() -> str:
     mapped += [(f"`{flag}`", f"`--{field.replace('_', '-')}`, {_code(to)}") for flag, (field, to) in SWITCHES.items()]
     mapped += [(f"`{flag}`", f"`--{field.replace('_', '-')}`, by {_code(of)}") for flag, (field, of) in WORDS.items()]
     mapped += [(f"`{flag}`", f"`--graphs {word}`") for flag, word in GRAPH_WORDS.items()]
-    taken = [(f"`{flag}`", note) for flag, note in {**TAKEN_SWITCHES, **TAKEN_VALUES}.items()]
+    taken = [(f"`{flag}`", note) for flag, note in {**IGNORED_SWITCHES, **IGNORED_VALUES}.items()]
     refused = [
         (f"`{flag}`", reason, " ".join(_code(value) for value in sorted(neutral)))
         for flag, (reason, neutral) in REFUSED.items()

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Take(Action):
-    """A flag that changes nothing; notes what happens instead."""
+class Ignore(Action):
+    """Accepts a flag without effect and notes what happens instead."""
 
     def __init__(self, option_strings: list[str], dest: str, *, note: str, **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
@@ -59,8 +59,8 @@ class Budget(Action):
         if values < 0:
             add_note(
                 namespace,
-                f"{option_string} {values}: prompts longer than --max-num-batched-tokens take several steps all the "
-                "same; raise that to --max-model-len to compute every prompt in one",
+                f"{option_string} {values}: prompts longer than --max-num-batched-tokens still take several steps; "
+                "raise that to --max-model-len to compute every prompt in one step",
             )
             return
         setattr(namespace, self.dest, min(values, getattr(namespace, self.dest, values)))

@@ -84,7 +84,7 @@ def check_tokenizer(folder: Path) -> Finding:
     tokenizer, places = processor.tokenizer, processor.placeholders
     ends = sorted(GenerationDefaults.from_folder(folder).eos_token_ids)
     names = {token: tokenizer.token_text(token) for token in ends}
-    found = f"{len(tokenizer.special_tokens)} special tokens; ends with {', '.join(map(str, names.values())) or 'none'}"
+    found = f"{len(tokenizer.special_tokens)} special tokens; stops at {', '.join(map(str, names.values())) or 'none'}"
     if not ends:
         fix = "generation_config.json names no eos_token_id: answers end only at --max-tokens"
         return Finding("tokenizer", Level.NOTE, found, fix)
@@ -99,7 +99,7 @@ def check_template(folder: Path) -> Finding:
     processor = Processor.from_folder(folder)
     prompt = processor.chat(_question("What is this?", processor))
     media = sum(span.length for span in prompt.spans)
-    return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them an image's")
+    return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them for an image")
 
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
@@ -108,7 +108,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
 
     size = SafetensorsFolder.open(folder).total_bytes
     if not wanted or size > MAX_SAMPLE_BYTES:
-        why = "--no-sample" if not wanted else f"{size / GIB:.1f} GiB of weights are too slow on a CPU"
+        why = "--no-sample" if not wanted else f"a model of {size / GIB:.1f} GiB is too slow on a CPU"
         return Finding("sample", Level.NOTE, f"skipped: {why}", "try `saccade run` with an image")
     from saccade import LLM, SamplingParams
 

@@ -13,12 +13,12 @@ PROMPT, MORE = "> ", ". "
 BLOCK = '"""'
 MAX_HISTORY = 1000
 HELP = """\
-/image PATH|URL  add an image to the next question; paths and addresses in a question count, too
-/system TEXT     what the model is told before the conversation; without TEXT, nothing
-/clear           begin a new conversation
-/help            show this
-/exit            leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on; so does what begins with \"\"\", until \"\"\" ends it.
+/image PATH|URL  attach an image to the next question; paths and URLs in a question are attached, too
+/system TEXT     set the system prompt; without TEXT, remove it
+/clear           start a new conversation
+/help            show this help
+/exit            leave (also Ctrl-D)
+Ctrl-C stops an answer. End a line with \\ to continue on the next one, or put several lines between \"\"\" and \"\"\".
 """
 Message = dict[str, Any]
 Answer = Callable[[list[Message]], str]
@@ -53,21 +53,21 @@ class TerminalChat:
                 sys.stderr.write(HELP)
             case "/clear":
                 self._messages, self._images = [], []
-                sys.stderr.write("a new conversation\n")
+                sys.stderr.write("new conversation\n")
             case "/system":
                 self._system = rest
-                sys.stderr.write("the model is told so first\n" if rest else "the model is told nothing first\n")
+                sys.stderr.write("system prompt set\n" if rest else "system prompt removed\n")
             case "/image":
                 self._add_image(rest)
             case _ if _is_command(command):
-                sys.stderr.write(f"there is no {command}; /help names what there is\n")
+                sys.stderr.write(f"unknown command {command}; /help lists the commands\n")
             case _:
                 self._ask(text)
         return True
 
     def _add_image(self, word: str) -> None:
         if not word:
-            raise ConfigError("/image needs a path or an address")
+            raise ConfigError("/image needs a path or a URL")
         self._images = [*self._images, *fetched([image_part(word.strip("'\""))])]
         sys.stderr.write(f"{len(self._images)} image(s) for the next question\n")
 

@@ -124,9 +124,9 @@ def _rest(groups: Iterable[Group]) -> str:
 def _how_to_see_more(groups: Iterable[Group]) -> str:
     names = ", ".join(group.name for group in groups)
     more = (
-        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word, --help-all everything. Every flag "
-        "is also a key of --config FILE.yaml and an environment variable: --max-model-len 8k is `max-model-len: 8k` "
-        "there and SACCADE_MAX_MODEL_LEN=8k here."
+        f"--help=GROUP shows a group ({names}), --help=WORD the flags that mention a word, --help-all everything. "
+        "Every flag is also a key of the --config file and an environment variable: --max-model-len 8k is the line "
+        "`max-model-len: 8k`, or SACCADE_MAX_MODEL_LEN=8k."
     )
     return f"{filled(more)}\n"
 

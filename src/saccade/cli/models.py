@@ -22,7 +22,7 @@ BUNDLED = "(bundled)"
 class ListSettings:
     """Where to look for models."""
 
-    download_dir: str = setting("", "folder of models from the hub; by default the hub's own cache")
+    download_dir: str = setting("", "folder with models from the hub; by default the hub's own cache")
     json: bool = setting(False, "print JSON")
 
 
@@ -52,8 +52,8 @@ def new_parser(name: str) -> Parser:
         parser.add_settings(ListSettings)
         return parser
     about = (
-        "Fetch what is needed of a model into the hub's cache: safetensors, tokenizer and settings, never code. "
-        "A family that is not supported is refused before its weights are fetched."
+        "Fetch the needed files of a model into the hub's cache: safetensors, tokenizer and settings, never code. "
+        "An unsupported family is refused before its weights are fetched."
     )
     parser = Parser(name, words="NAME", max_words=1, about=about)
     parser.add_settings(PullSettings)
@@ -66,7 +66,7 @@ def run(flags: Namespace) -> int:
 
 def _list(asked: ListSettings) -> int:
     console = Output()
-    with Console(stderr=True).status("looking"):
+    with Console(stderr=True).status("looking for models"):
         found = list(local_models(asked.download_dir))
     if asked.json:
         print_json([asdict(model) for model in found])
@@ -111,7 +111,7 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
         family, _ = read_spec(config)
         read_formats(config, family.renames)
         if not any(folder.glob("*.safetensors")):
-            problem = "no: its weights (*.safetensors) are not here"
+            problem = "no: its weights (*.safetensors) are missing"
     except ConfigError as error:
         problem = f"no: {str(error).removeprefix(f'{folder}/config.json: ').partition(' Supported: ')[0]}"
     return LocalModel(name, architecture, num_bytes, str(folder), problem)
@@ -119,15 +119,15 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
 
 def _pull(flags: Namespace) -> int:
     if not flags.words:
-        raise ConfigError("there is no name; give one: saccade pull org/name")
+        raise ConfigError("no model was named: saccade pull org/name")
     name, asked, console = flags.words[0], settings_from(flags, PullSettings), Console(stderr=True)
     if Path(name).expanduser().is_dir():
-        raise ConfigError(f"{name} is a folder on this machine already; nothing is fetched")
+        raise ConfigError(f"{name} is a local folder; there is nothing to fetch")
     folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # shows its own progress
     model = described(name, folder, sum(file.stat().st_size for file in folder.iterdir()))
     if model.problem:
-        raise ConfigError(f"{name} was fetched, but cannot be served: {model.problem.removeprefix('no: ')}")
-    console.print(f"{name}: {size_text(model.num_bytes)} at {folder}", markup=False, highlight=False, soft_wrap=True)
+        raise ConfigError(f"{name} was fetched but cannot be served: {model.problem.removeprefix('no: ')}")
+    console.print(f"{name}: {size_text(model.num_bytes)} in {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"serve it: saccade serve {name}", markup=False, highlight=False)
     return 0
 

@@ -32,9 +32,9 @@ class Parser(ArgumentParser):
         self._foreign: set[str] = set()  # flags of other engines
         self._unsuggested: set[str] = set()  # the foreign flags that set nothing
         self._own_defaults: dict[str, Any] = {}
-        general = self.new_group("general", "settings may also come from a file or the environment")
-        general.add("--config", metavar="FILE", help="YAML file with settings; flags overrule it")
-        general.add("-h", "--help", action=HelpAction, help="GROUP, a word of a flag, or all")
+        general = self.new_group("general", "settings can also come from a file or the environment")
+        general.add("--config", metavar="FILE", help="YAML file with settings; flags override it")
+        general.add("-h", "--help", action=HelpAction, help="show help: for a GROUP, for a word, or for all flags")
         general.add(HELP_ALL, action=HelpAction, help=SUPPRESS)
 
     def new_group(self, name: str, about: str) -> Group:
@@ -87,7 +87,7 @@ class Parser(ArgumentParser):
     def _with_model(self, model: str, words: list[str]) -> list[str]:
         """Puts the model of `--model` in front of the words."""
         if len(words) == self.max_words and words[0] != model:
-            self.error(f"there are two models, {words[0]!r} and {model!r} of --model; name one")
+            self.error(f"two models were given, {words[0]!r} and --model {model!r}; give one")
         return words if len(words) == self.max_words else [model, *words]
 
     def error(self, message: str) -> NoReturn:
@@ -197,7 +197,7 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply (--config)") from None
     if not isinstance(found or {}, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}; settings are `name: value` lines (--config)")
+        raise ConfigError(f"{path} contains a {type(found).__name__}; settings are `name: value` lines (--config)")
     return found or {}
 
 

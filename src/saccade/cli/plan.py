@@ -27,14 +27,16 @@ CAPPED = "*"  # marks a number that --max-num-seqs limits, not memory
 class PlanSettings:
     """What `saccade plan` shows."""
 
-    gpu: tuple[Word, ...] = setting((), "GPU such as H200 or A100-40, or a size such as 80GiB; without one, a list")
+    gpu: tuple[Word, ...] = setting(
+        (), "GPU such as H200 or A100-40, or a size such as 80GiB; by default all known GPUs"
+    )
     json: bool = setting(False, "print JSON")
 
 
 def new_parser(name: str) -> Parser:
     about = (
-        "What a model needs on a GPU and what is left for requests, before anything is downloaded but its settings. "
-        "Buffers are counted by the code that allocates them; graphs are estimated."
+        "Show what a model needs on a GPU and what is left for requests. Downloads only the model's settings. Buffers "
+        "are counted by the code that allocates them; graphs are estimated."
     )
     return engine_parser(name, about, PlanSettings)
 
@@ -96,16 +98,17 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
     print_table(console, table)
     if len(plans) > 1:
-        console.print(f"each of the {len(plans)} ranks has such a GPU; the KV cache holds what fits on any of them")
+        console.print(f"each of the {len(plans)} ranks has such a GPU; the fullest one limits the KV cache")
     if any(room.fits and room.is_capped for _, room in rooms):
-        console.print(f"{CAPPED} there is room for more; {plan.max_num_seqs} may run at the same time (--max-num-seqs)")
-    where = " on a rank" if len(plans) > 1 else ""
-    console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB{where}, a block {plan.block_size} tokens")
+        console.print(f"{CAPPED} memory has room for more; at most {plan.max_num_seqs} run at a time (--max-num-seqs)")
+    where = " per rank" if len(plans) > 1 else ""
+    console.print(
+        f"a token takes {plan.token_bytes / 1024:.0f} KiB of KV cache{where}; a block has {plan.block_size} tokens"
+    )
     if not all(room.fits for _, room in rooms):
         console.print(
             "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
-            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or take a smaller "
-            "model"
+            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or use a smaller model"
         )
 
 
@@ -115,7 +118,7 @@ def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
     for rank, plan in enumerate(plans):
         columns.setdefault(tuple(plan.rows()), []).append(rank)
     titles = [f"GiB, {_named(ranks)}" for ranks in columns.values()] if len(plans) > 1 else ["GiB"]
-    parts = Table("part", *titles, "how it is known", title="beside the KV cache")
+    parts = Table("part", *titles, "source", title="memory besides the KV cache")
     sizes = [{name: size for name, size, _ in rows} for rows in columns]
     for name, _, source in max(columns, key=len):  # only the last ranks have a row for padding
         parts.add_row(name, *(f"{held.get(name, 0) / GIB:.2f}" for held in sizes), source)

@@ -77,7 +77,7 @@ def _file_in_prompt(name: str) -> Path | None:
     if path is not None and path.is_file():
         return path
     if name.startswith(("/", "./", "../", "~")):
-        raise ConfigError(f"the prompt names {name}, which is not there")
+        raise ConfigError(f"the prompt names {name}, which does not exist")
     return None
 
 

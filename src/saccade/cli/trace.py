@@ -25,8 +25,8 @@ class TraceSettings:
     """Which server to record, and for how long."""
 
     url: str = setting("http://127.0.0.1:8000", "address of the server")
-    seconds: float = setting(5.0, f"seconds to record, {MAX_TRACE_S:g} at most")
-    output: str = setting("trace.json", "file to write; - writes to the standard output")
+    seconds: float = setting(5.0, f"seconds to record, at most {MAX_TRACE_S:g}")
+    output: str = setting("trace.json", "file to write; - for standard output")
     admin_api_key: str = setting("", "the server's --admin-api-key")
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class TraceSettings:
 def new_parser(name: str) -> Parser:
     about = (
         "Record what a running server does: a track for each request (queued, prepared, prefill, decode), a track for "
-        "each kind of pass with its graph and padding, and how full it is. Open the file at https://ui.perfetto.dev."
+        "each kind of pass with its graph and padding, and the server's load. Open the file at https://ui.perfetto.dev."
     )
     parser = Parser(name, about=about)
     parser.add_settings(TraceSettings)
@@ -49,7 +49,7 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, TraceSettings), Console(stderr=True)
     if not asked.admin_api_key:
-        raise ConfigError("a trace needs the key that the server was started with (--admin-api-key)")
+        raise ConfigError("a trace needs the admin key the server was started with (--admin-api-key)")
     with console.status(f"recording {asked.url} for {asked.seconds:g} s"):
         text = fetch(asked)
     try:
@@ -66,7 +66,7 @@ def run(flags: Namespace) -> int:
     tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     console.print(f"{asked.output}: {len(events)} events on {len(tracks)} tracks; open it at https://ui.perfetto.dev")
     if not tracks:
-        console.print("nothing ran in these seconds; send requests meanwhile")
+        console.print("nothing ran during the recording; send requests meanwhile")
     return 0
 
 

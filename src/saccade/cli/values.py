@@ -110,7 +110,7 @@ def _read_texts(text: str) -> tuple[str, ...]:
 def _read_text(value: Any) -> str:
     """Refuses an item that YAML parsed as another type, because its text (yes, 0123, 1e3) is lost."""
     if not isinstance(value, str):
-        raise ArgumentTypeError(f"YAML takes this for {type(value).__name__}, not for text; write it in quotes")
+        raise ArgumentTypeError(f"YAML reads this as {type(value).__name__}, not as text; put it in quotes")
     return value
 
 
