@@ -1,5 +1,5 @@
-"""Which server is asked, what, and when: settings of benchmarks that send requests, named as in SGLang's and vLLM's. No
-torch here: the command line reads it for its flags."""
+"""Settings of benchmarks that send requests, named as in SGLang's and vLLM's benchmarks. Imports no torch, because the
+command line builds its flags from them."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def check_at_least(settings: Any, lowest: dict[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetSettings:
-    """Which server is asked, and how."""
+    """The server to send requests to."""
 
     backend: str = setting("openai-chat", f"shape of the requests: {', '.join(BACKENDS)}")
     base_url: str = setting("", "address of the server, such as http://127.0.0.1:8000; overrules host and port")
@@ -69,7 +69,7 @@ class TargetSettings:
 
     @property
     def kind(self) -> str:
-        """Shape of requests and replies, determined by the path."""
+        """The API of the backend, named by its usual path."""
         return BACKENDS[self.backend]
 
     def extra_fields(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class TargetSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSettings:
-    """What is asked. The same settings make the same requests, byte for byte."""
+    """The requests to send. The same settings make the same requests, byte for byte."""
 
     dataset_name: str = setting("image", f"kind of requests: {', '.join(DATASETS)}")
     dataset_path: str = setting("", "file of custom or sharegpt: JSON lines, or one JSON list")
@@ -123,7 +123,7 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSettings:
-    """When requests are sent."""
+    """When to send requests."""
 
     request_rate: float = setting(math.inf, "requests a second; inf sends as soon as concurrency allows")
     burstiness: float = setting(1.0, "shape of the arrivals: 1 is Poisson, below it bursts, above it more even")

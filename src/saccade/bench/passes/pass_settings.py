@@ -1,4 +1,4 @@
-"""Settings of the engine benchmarks. No torch here: the command line reads it for its flags."""
+"""Settings of the pass benchmarks. Imports no torch, because the command line builds its flags from them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ ON_CPU: dict[str, dict[str, Any]] = {
 
 
 def suited_to(device_type: str, settings: S) -> S:
-    """Fills every setting that was not chosen with what suits the device."""
+    """Fills in device-dependent defaults for settings that were not given."""
     own = (ON_GPU if device_type == "cuda" else ON_CPU)[type(settings).__name__]
     chosen = {name: getattr(settings, name) for name in own if getattr(settings, name) not in (0, (), "auto")}
     return replace(settings, **own | chosen)
@@ -36,7 +36,7 @@ def suited_to(device_type: str, settings: S) -> S:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelBenchSettings:
-    """What benchmarks of a model's passes have in common."""
+    """Settings that benchmarks of a model's passes share."""
 
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
@@ -55,7 +55,7 @@ class ModelBenchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineBenchSettings(ModelBenchSettings):
-    """What `saccade bench offline` measures. Sizes of the engine are its own defaults, so that it has its graphs."""
+    """What `saccade bench offline` measures. Sizes default to the engine's, so that the graphs are the same."""
 
     tokens: tuple[int, ...] = setting((), "prompt lengths for prefill, such as 64,406,4K; none: what suits the device")
     batches: tuple[int, ...] = setting((), "requests of a decode step; none: what suits the device")
@@ -96,7 +96,7 @@ class VisionBenchSettings(ModelBenchSettings):
         ModelBenchSettings.__post_init__(self)
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of every size."""
+        """(width, height) of each size."""
         found = []
         for text in self.sizes:
             width, cross, height = text.partition("x")
@@ -108,7 +108,7 @@ class VisionBenchSettings(ModelBenchSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllReduceBenchSettings:
-    """What `saccade bench allreduce` measures: sums over ranks, which it starts itself."""
+    """What `saccade bench allreduce` measures. It starts the ranks itself."""
 
     ranks: int = setting(
         2, "processes that add up; with fewer GPUs than ranks, all are on the first one and take turns"
