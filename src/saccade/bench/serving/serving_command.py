@@ -1,4 +1,4 @@
-"""`saccade bench serve` and `saccade bench startup`: run, print, save, compare, and return the exit code."""
+"""`saccade bench serve` and `saccade bench startup`: runs, prints, saves and compares, and returns the exit code."""
 
 import json
 from dataclasses import asdict
@@ -37,7 +37,7 @@ def bench_serve(
     if against is not None and against.against:
         return _bench_against(plan, variants, against, console)
     output = plan.output
-    earlier = load(output.compare) if output.compare else None  # fails on a wrong name before anything runs
+    earlier = load(output.compare) if output.compare else None  # a wrong name fails before anything runs
     shown = Shown(Console(stderr=True))
     runs = run_variants(plan, variants, shown) if variants.is_used else [run_serving(plan, shown)]
     for run in runs:

@@ -1,4 +1,4 @@
-"""Settings of `saccade bench serve --loads`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench serve --loads`. Imports no torch, because the command line builds its flags from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -34,12 +34,12 @@ USUAL_LOADS: Mapping[str, Mapping[str, Any]] = {
         "max-concurrency": 16,
     },
 }
-"""The first is that of sglang#15320, which is what flags are without being given."""
+"""The first is the load of sglang#15320, which the defaults of the flags describe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadsSettings:
-    """Several loads one after the other, in one table."""
+    """Several loads, one after the other, in one table."""
 
     loads: str = setting(
         "",
@@ -48,7 +48,7 @@ class LoadsSettings:
     )
 
     def plans(self, plan: ServingPlan) -> dict[str, ServingPlan]:
-        """The plan of each load, by its name. A wrong file is refused before anything runs."""
+        """The plan of each load, by name. A malformed file is refused before anything runs."""
         found = USUAL_LOADS if self.loads == USUAL else _read(Path(self.loads))
         return {name: _with_flags(plan, name, flags) for name, flags in found.items()}
 

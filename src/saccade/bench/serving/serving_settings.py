@@ -1,5 +1,5 @@
-"""Settings of `saccade bench serve` and `saccade bench startup`, named as in SGLang's and vLLM's benchmarks. No torch
-here: the command line reads it for its flags."""
+"""Settings of `saccade bench serve` and `saccade bench startup`, named as in SGLang's and vLLM's benchmarks. Imports no
+torch, because the command line builds its flags from them."""
 
 import math
 import secrets
@@ -18,18 +18,18 @@ from saccade.config import setting
 from saccade.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-# Percentiles in SGLang's report, always included.
+# The percentiles of SGLang's report are always included.
 USUAL_PERCENTILES: dict[str, tuple[float, ...]] = {"ttft": (99,), "tpot": (99,), "itl": (95, 99), "e2el": (90, 99)}
 
 
 def draw_seed() -> int:
-    """A seed for content that no server has seen. Short enough to type again."""
+    """Draws a seed for content that no server has seen, short enough to retype."""
     return secrets.randbelow(2**31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputSettings:
-    """What is shown and kept."""
+    """What to show and save."""
 
     percentile_metrics: str = setting("ttft,tpot,itl,e2el", "metrics to show, of ttft, tpot, itl, e2el")
     metric_percentiles: str = setting("90,99", "percentiles to show")
@@ -81,7 +81,7 @@ class OutputSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """All that `saccade bench serve` needs except the servers that it starts itself."""
+    """All settings of `saccade bench serve`, except those of servers that it starts itself."""
 
     target: TargetSettings = field(default_factory=TargetSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
@@ -93,7 +93,7 @@ class ServingPlan:
         return DATASETS[self.workload.dataset_name] == "file"
 
     def as_data(self) -> dict[str, dict[str, Any]]:
-        """For a JSON file: without the API key, and with a word for infinity, which JSON lacks."""
+        """Converts the settings to JSON, which lacks infinity, without the API key."""
         values = asdict(self)
         if self.target.api_key:
             values["target"]["api_key"] = "(set)"
@@ -124,7 +124,7 @@ class VariantSettings:
         return bool(self.serve_model or self.serve_args or self.variants)
 
     def flags_by_name(self) -> dict[str, str]:
-        """The flags of every server to start; a single unnamed one if no variants are given."""
+        """The flags of each server to start; there is a single unnamed one if no variants are given."""
         found: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in self.variants.split(";"))):
             name, colon, flags = part.partition(":")

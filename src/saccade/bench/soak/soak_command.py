@@ -1,4 +1,4 @@
-"""`saccade bench soak`: start a server or find one, run, print, save, and return the exit code."""
+"""`saccade bench soak`: starts or finds a server, runs, prints and saves the report, and returns the exit code."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
 
 
 def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
-    """Returns 0 only if every answer was expected and everything is flat. `model` is empty for the bundled one."""
+    """Returns 0 only if every answer was expected and every resource is flat. An empty `model` is the bundled one."""
     if settings.url and (model or settings.serve_args):
         raise ConfigError(
             "a server that runs has its model and flags already; leave out MODEL and --serve-args, or --url"

@@ -1,4 +1,4 @@
-"""Settings of `saccade bench soak`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench soak`. Imports no torch, because the command line builds its flags from them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 
 MOST_CYCLES, LEAST_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
 MOST_SAMPLES = 5000
-WARM_UP = 0.25  # of the time: pools fill, allocators and caches reach their size
+WARM_UP = 0.25  # of the time, in which pools fill, and allocators and caches reach their size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class SoakSettings:
 
     @property
     def cycle_s(self) -> float:
-        """Seconds of load between two idle moments; long runs have longer ones, so that samples stay few."""
+        """Seconds of load between two idle moments. Long runs have longer cycles, which limits the samples."""
         return max(self.seconds / MOST_CYCLES, min(CYCLE_S, max(LEAST_CYCLE_S, self.seconds / 20)))
 
     @property
