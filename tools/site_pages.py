@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code while it is built: a hook of mkdocs (mkdocs.yml)."""
+"""Pages of the site that are generated from the code at build time, as a hook of mkdocs (mkdocs.yml)."""
 
 import inspect
 import io
@@ -24,7 +24,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.tensor_parallel import TensorParallel
 
-MAX_ROUTE_DEPTH = 2  # of objects inside a request that get a table of their own
+MAX_ROUTE_DEPTH = 2  # of nested objects whose fields are listed
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -115,7 +115,7 @@ def _settings(kind: type[Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _short(annotation: str) -> str:
-    """Names without the modules they come from."""
+    """Drops module names."""
     return re.sub(r"[a-z_]+\.[a-z_.]*(?=[A-Z])", "", annotation)
 
 
@@ -142,7 +142,7 @@ def metrics_page() -> str:
 
 
 def sample_facts() -> Facts:
-    """Of a server that has everything to tell: two ranks, a GPU, a graph that fell back, a shadow check."""
+    """Facts of a server that has every metric: two ranks, a GPU, a fallback, a shadow check."""
     counts = {field.name: 1 for field in fields(SchedulerStats)}
     graph = {"key": "decode/full requests=1", "bytes": 1, "replays": 1, "capture_seconds": 1.0}
     rows = {"real_rows": 1, "padded_rows": 0}
@@ -199,7 +199,7 @@ def _lines(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[s
 
 
 def _cell(text: str) -> str:
-    """One line, with its bars escaped outside of code, where they would end the cell."""
+    """Joins lines, and escapes bars outside of code, which would end the cell."""
     parts = text.replace("\n", " ").split("`")
     return "`".join(part if at % 2 else part.replace("|", "\\|") for at, part in enumerate(parts))
 
