@@ -44,7 +44,7 @@ def api_page() -> str:
     document = build_document()
     schemas: Mapping[str, Any] = document["components"]["schemas"]
     parts = [
-        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`, and at "
+        "# HTTP API\n\nGenerated from the models that validate requests; a server has the same at `GET /openapi.json`, and at "
         "`/docs` to try. "
         "Fields that are not listed are ignored, and named in the header `x-ignored-fields` with `--strict`.\n"
     ]
@@ -179,9 +179,9 @@ def foreign_flags_page() -> str:
             _table(("flag", "here"), sorted(mapped)),
             "## Taken without effect\n\nThe server says in a line what happens instead.\n",
             _table(("flag", "what happens instead"), sorted(taken)),
-            "## Refused\n\nThe server does not start, unless the flag has one of the values that ask for nothing.\n",
-            _table(("flag", "why, and what to do", "taken all the same"), sorted(refused)),
-            "## Environment variables\n\nNone of them is read; each that is set gets a line.\n",
+            "## Refused\n\nThe server does not start, unless the flag has a value that changes nothing.\n",
+            _table(("flag", "why, and what to do", "accepted values"), sorted(refused)),
+            "## Environment variables\n\nNone of them is read; the server logs a line for each that is set.\n",
             _table(("variable", "instead"), sorted((f"`{name}`", note) for name, note in INSTEAD.items())),
         ]
     )

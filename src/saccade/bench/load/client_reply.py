@@ -169,11 +169,11 @@ class ReplyReader:
         if self._error is not None:
             return self._error
         if not self._is_done and self._finish is None:
-            return "incomplete reply", "the stream ended before its end was said"
+            return "incomplete reply", "the stream ended without its final event"
         if self._finish in BAD_ENDS:
             return f"finish reason {self._finish}", ""
         if not self._times:
-            return "empty reply", "the reply has no token and no reason for its end"
+            return "empty reply", "the reply has no tokens and no finish reason"
         return None
 
     def _refusal(self) -> tuple[str, str]:

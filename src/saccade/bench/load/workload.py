@@ -169,7 +169,7 @@ def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPro
     """An entry has messages, or a prompt (and images), or conversations as in ShareGPT."""
     most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
     if not isinstance(most, int) or most < 1:
-        raise ConfigError(f"an entry asks for {most!r} output tokens; want a whole number from 1 on (--dataset-path)")
+        raise ConfigError(f"an entry asks for {most!r} output tokens; it must be a whole number of at least 1 (--dataset-path)")
     prompt = entry.get("prompt")
     if prompt is None:
         prompt = next((turn.get("value") for turn in entry.get("conversations", ())), None)

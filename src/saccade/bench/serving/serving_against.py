@@ -170,10 +170,10 @@ def _warnings(plans: Sequence[ServingPlan], runs: Sequence[ServingRun]) -> list[
     lines = unequal_work(names, [as_data(run) for run in runs])
     if len({plan.target.kind for plan in plans}) > 1:
         told = ", ".join(f"{name} {plan.target.kind}" for name, plan in zip(names, plans, strict=True))
-        lines.append(f"NOT THE SAME WORK: requests have other shapes: {told}")
-    lines += [f"WARM CACHE: {run.name} had met a part of the content before, see above" for run in runs if run.warnings]
+        lines.append(f"NOT THE SAME WORK: requests have different formats: {told}")
+    lines += [f"WARM CACHE: {run.name} already had part of the content in its caches, see above" for run in runs if run.warnings]
     lines += [
-        f"FAILED: {run.failed} requests to {run.name}, so its figures are over other requests than the others'"
+        f"FAILED: {run.failed} requests to {run.name}, so its figures cover fewer requests than the others'"
         for run in runs
         if run.failed
     ]

@@ -18,8 +18,8 @@ class AgainstSettings:
 
     against: tuple[str, ...] = setting((), f"server to compare with that of --base-url (or --host, --port): {FORM}")
     against_api_key: str = setting("", "key for the servers of --against; by default that of --api-key")
-    rounds: int = setting(6, "with --against: how often each server has its turn; every round has content of its own")
-    settle_s: float = setting(1.0, "with --against: seconds of rest before each turn")
+    rounds: int = setting(6, "with --against: number of rounds; each server gets one turn per round, with new content")
+    settle_s: float = setting(1.0, "with --against: seconds of pause before each turn")
 
     def __post_init__(self) -> None:
         check_at_least(self, {"rounds": 2, "settle_s": 0})

@@ -77,7 +77,7 @@ def _bench_against(plan: ServingPlan, variants: VariantSettings, against: Agains
 
 def _check_against(variants: VariantSettings) -> None:
     if variants.is_used:
-        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+        raise ConfigError("--against compares servers that are already running; leave out --serve-model, --serve-args and --variants")
 
 
 def _bench_loads(
@@ -87,7 +87,7 @@ def _bench_loads(
     if against.against:
         _check_against(variants)
     if output.compare or output.report:
-        raise ConfigError("--loads has a table of its own; leave out --compare and --report, or take one load")
+        raise ConfigError("--loads prints one table for all loads; leave out --compare and --report, or run a single load")
     results = run_loads(loads.plans(plan), variants, against, Shown(Console(stderr=True)))
     print_table(console, loads_table(results))
     print_red(console, [line for result in results for line in result.warnings])

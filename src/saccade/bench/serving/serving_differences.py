@@ -44,7 +44,7 @@ def unequal_work(names: Sequence[str], runs: Sequence[Data], tolerance: float = 
 def _settings_lines(earlier: Data, now: Data) -> Iterator[str]:
     old, new = (run.get("settings") for run in (earlier, now))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        yield "NOT COMPARABLE IN FULL: the earlier result does not tell its settings (content, seed, server)"
+        yield "NOT FULLY COMPARABLE: the earlier result lacks its settings (content, seed, server)"
         yield from _unequal(earlier, now, COMMON_FIELDS)
         return
     for part, names in (("target", TARGET_FIELDS), ("workload", ()), ("load", ()), ("output", OUTPUT_FIELDS)):

@@ -84,9 +84,9 @@ def load(path: str) -> dict[str, Any]:
         except ValueError:
             data = json.loads(text.splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is no result of a benchmark: {error} (--compare)") from None
+        raise ConfigError(f"{path} is not a benchmark result: {error} (--compare)") from None
     if not isinstance(data, dict) or "request_throughput" not in data:
-        raise ConfigError(f"{path} is no result of a serving benchmark: it has no request_throughput (--compare)")
+        raise ConfigError(f"{path} is not a result of a serving benchmark: it has no request_throughput (--compare)")
     return _with_our_names(data)
 
 

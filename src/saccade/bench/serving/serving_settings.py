@@ -33,12 +33,12 @@ class OutputSettings:
 
     percentile_metrics: str = setting("ttft,tpot,itl,e2el", "metrics to show, of ttft, tpot, itl, e2el")
     metric_percentiles: str = setting("90,99", "percentiles to show")
-    goodput: str = setting("", "what a good request keeps to, in ms, such as 'ttft:500 e2el:2000'")
+    goodput: str = setting("", "limits that a good request meets, in ms, such as 'ttft:500 e2el:2000'")
     save_result: bool = setting(False, "write the figures to a JSON file")
-    save_detailed: bool = setting(False, "with them, every request")
+    save_detailed: bool = setting(False, "also write every request to that file")
     result_dir: str = setting("", "folder for the JSON file")
     result_filename: str = setting("", "name of the JSON file; by default backend, rate and time")
-    report: str = setting("", "HTML file to write: one file, nothing is loaded from elsewhere")
+    report: str = setting("", "HTML file to write: a single self-contained file")
     compare: str = setting("", "JSON file of an earlier run to compare with")
     label: str = setting("", "name of this run in reports")
 
@@ -107,8 +107,8 @@ class ServingPlan:
 class VariantSettings:
     """Servers that the benchmark starts itself, one after the other, for the same requests."""
 
-    serve_model: str = setting("", "model to serve: starts `saccade serve` instead of asking a server that runs")
-    serve_args: str = setting("", "flags of every server that is started")
+    serve_model: str = setting("", "model to serve: starts `saccade serve` instead of using a running server")
+    serve_args: str = setting("", "flags for every server that is started")
     variants: str = setting(
         "", "NAME:FLAGS;NAME:FLAGS to compare, such as 'graphs:;eager:--graphs vision=off,prefill=off,decode=off'"
     )
@@ -129,7 +129,7 @@ class VariantSettings:
         for part in filter(None, (part.strip() for part in self.variants.split(";"))):
             name, colon, flags = part.partition(":")
             if not colon or not name.strip() or name.strip() in found:
-                raise ConfigError(f"variants has {part!r}; write NAME:FLAGS, each with a name of its own (--variants)")
+                raise ConfigError(f"variants has {part!r}; write NAME:FLAGS, with a different name for each (--variants)")
             found[name.strip()] = f"{self.serve_args} {flags.strip()}".strip()
         return found or {"": self.serve_args}
 

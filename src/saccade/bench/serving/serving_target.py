@@ -162,11 +162,11 @@ async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
     if is_named:
         return
     if status in (401, 403):
-        met = "refuses the key it was given" if client.target.api_key else "asks for a key"
+        met = "refuses the given key" if client.target.api_key else "asks for a key"
         key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
-        raise ConfigError(f"{url} {met} (HTTP {status}); give one that it takes ({key_flag})")
+        raise ConfigError(f"{url} {met} (HTTP {status}); give a valid one ({key_flag})")
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
-    raise ConfigError(f"{url} does not say which model it has{told}; name one (--model)")
+    raise ConfigError(f"{url} does not say which model it serves{told}; name one (--model)")
 
 
 async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:

@@ -124,7 +124,7 @@ class SoakClient:
         finally:
             writer.transport.abort()
         is_whole = status != 200 or b"[DONE]" in tail
-        return SoakAnswer(status, problem="" if is_whole else "the stream ended before its end was said")
+        return SoakAnswer(status, problem="" if is_whole else "the stream ended without its final event")
 
 
 class _Counting(ReplyReader):

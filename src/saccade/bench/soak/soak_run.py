@@ -116,7 +116,7 @@ class Soak:
             [card, *_] = orjson.loads(body)["data"]
             told = card.get("capabilities")
         except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
-            raise ConfigError(f"{self._url} does not answer /v1/models as a server does (--url, --api-key)") from None
+            raise ConfigError(f"{self._url} does not answer /v1/models like an OpenAI server (--url, --api-key)") from None
         if status != 200:
             raise ConfigError(f"/v1/models was answered with {status} (--api-key)")
         has_images = told is None or "multimodal" in told
