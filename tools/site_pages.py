@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code while it is built: a hook of mkdocs (mkdocs.yml)."""
+"""Pages of the site that are generated from the code at build time, as a hook of mkdocs (mkdocs.yml)."""
 
 import inspect
 import io
@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 from saccade import LLM, SamplingParams
 from saccade.cli import main
-from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, INSTEAD, REFUSED, SAME, SWITCHES, TAKEN_SWITCHES, TAKEN_VALUES
+from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, IGNORED_SWITCHES, IGNORED_VALUES, INSTEAD, REFUSED, SAME, SWITCHES
 from saccade.cli.aliases import TRANSLATED as WORDS
 from saccade.client.served import EngineReport
 from saccade.server.figures.metrics import Facts, Metrics
@@ -24,7 +24,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.tensor_parallel import TensorParallel
 
-MAX_ROUTE_DEPTH = 2  # of objects inside a request that get a table of their own
+MAX_ROUTE_DEPTH = 2  # of nested objects whose fields are listed
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -44,8 +44,8 @@ def api_page() -> str:
     document = build_document()
     schemas: Mapping[str, Any] = document["components"]["schemas"]
     parts = [
-        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`, and at "
-        "`/docs` to try. "
+        "# HTTP API\n\nGenerated from the models that validate requests; a server has the same at `GET /openapi.json`, "
+        "and at `/docs` to try. "
         "Fields that are not listed are ignored, and named in the header `x-ignored-fields` with `--strict`.\n"
     ]
     for path, methods in document["paths"].items():
@@ -115,7 +115,7 @@ def _settings(kind: type[Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _short(annotation: str) -> str:
-    """Names without the modules they come from."""
+    """Drops module names."""
     return re.sub(r"[a-z_]+\.[a-z_.]*(?=[A-Z])", "", annotation)
 
 
@@ -142,7 +142,7 @@ def metrics_page() -> str:
 
 
 def sample_facts() -> Facts:
-    """Of a server that has everything to tell: two ranks, a GPU, a graph that fell back, a shadow check."""
+    """Facts of a server that has every metric: two ranks, a GPU, a fallback, a shadow check."""
     counts = {field.name: 1 for field in fields(SchedulerStats)}
     graph = {"key": "decode/full requests=1", "bytes": 1, "replays": 1, "capture_seconds": 1.0}
     rows = {"real_rows": 1, "padded_rows": 0}
@@ -166,7 +166,7 @@ def foreign_flags_page() -> str:
     mapped += [(f"`{flag}`", f"`--{field.replace('_', '-')}`, {_code(to)}") for flag, (field, to) in SWITCHES.items()]
     mapped += [(f"`{flag}`", f"`--{field.replace('_', '-')}`, by {_code(of)}") for flag, (field, of) in WORDS.items()]
     mapped += [(f"`{flag}`", f"`--graphs {word}`") for flag, word in GRAPH_WORDS.items()]
-    taken = [(f"`{flag}`", note) for flag, note in {**TAKEN_SWITCHES, **TAKEN_VALUES}.items()]
+    taken = [(f"`{flag}`", note) for flag, note in {**IGNORED_SWITCHES, **IGNORED_VALUES}.items()]
     refused = [
         (f"`{flag}`", reason, " ".join(_code(value) for value in sorted(neutral)))
         for flag, (reason, neutral) in REFUSED.items()
@@ -179,9 +179,9 @@ def foreign_flags_page() -> str:
             _table(("flag", "here"), sorted(mapped)),
             "## Taken without effect\n\nThe server says in a line what happens instead.\n",
             _table(("flag", "what happens instead"), sorted(taken)),
-            "## Refused\n\nThe server does not start, unless the flag has one of the values that ask for nothing.\n",
-            _table(("flag", "why, and what to do", "taken all the same"), sorted(refused)),
-            "## Environment variables\n\nNone of them is read; each that is set gets a line.\n",
+            "## Refused\n\nThe server does not start, unless the flag has a value that changes nothing.\n",
+            _table(("flag", "why, and what to do", "accepted values"), sorted(refused)),
+            "## Environment variables\n\nNone of them is read; the server logs a line for each that is set.\n",
             _table(("variable", "instead"), sorted((f"`{name}`", note) for name, note in INSTEAD.items())),
         ]
     )
@@ -199,7 +199,7 @@ def _lines(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[s
 
 
 def _cell(text: str) -> str:
-    """One line, with its bars escaped outside of code, where they would end the cell."""
+    """Joins lines, and escapes bars outside of code, which would end the cell."""
     parts = text.replace("\n", " ").split("`")
     return "`".join(part if at % 2 else part.replace("|", "\\|") for at, part in enumerate(parts))
 

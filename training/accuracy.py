@@ -1,4 +1,4 @@
-"""How many answers are right, by kind of question. An answer is right when every token of it is the likeliest."""
+"""Counts right answers by kind of question. An answer is right if each of its tokens is the most likely one."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ Found = dict[str, tuple[int, int]]
 
 
 def held_out(recipe: Recipe, size: int, seed: int) -> list[Batch]:
-    """Batches that are the same for the same seed; `recipe` draws from digits that are not trained on."""
+    """Makes the same batches for the same seed. `recipe` must use digits that are not trained on."""
     device = recipe.studio.device
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -28,12 +28,12 @@ def held_out(recipe: Recipe, size: int, seed: int) -> list[Batch]:
 
 @torch.no_grad()
 def accuracy(model: Model, batches: Sequence[Batch], end_id: int) -> tuple[Found, Found]:
-    """Of every kind that was asked, anywhere in a conversation and at its beginning: later answers can lean on what
+    """Results by kind of question, over all turns and over first turns only, because later answers can build on what
     was said before."""
     device = batches[0].ids.device
     right_TK, asked_TK = (torch.zeros(MAX_TURNS, len(KINDS), device=device) for _ in range(2))
     for batch in batches:
-        with torch.compiler.set_stance("force_eager"):  # a pass without gradients would be compiled once more
+        with torch.compiler.set_stance("force_eager"):  # without gradients, the pass would be compiled again
             best = model(batch).argmax(-1)
         for turn in range(batch.kind.shape[1]):
             ok, whole = _right(best, batch.targets, end_id, turn)
@@ -48,7 +48,7 @@ def _found(right: Tensor, asked: Tensor) -> Found:
 
 
 def _right(best_BA: Tensor, targets_BA: Tensor, end_id: int, turn: int) -> tuple[Tensor, Tensor]:
-    """Which samples answer this turn right, and which have the whole of it among their targets."""
+    """Which samples answer this turn right, and which have the complete answer among their targets."""
     ends = (targets_BA == end_id).long()
     mine = (ends.cumsum(1) - ends == turn) & (targets_BA >= 0)
     ok = ((best_BA == targets_BA) | ~mine).all(1)

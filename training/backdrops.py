@@ -1,4 +1,4 @@
-"""Colours, backgrounds, and what cameras and files do to a picture. B samples, N colours, H x W pixels; values 0..1."""
+"""Colors, backgrounds, and what cameras and files do to a picture. B samples, N colors, H x W pixels; values 0..1."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ NODES = 5
 
 @dataclass(frozen=True)
 class Palette:
-    """The named colours as ranges between anchors."""
+    """The named colors as ranges between anchors."""
 
     anchors_NA3: Tensor
 
@@ -40,7 +40,7 @@ class Palette:
         return cls(rows / 255)
 
     def mix(self, color: Tensor) -> Tensor:
-        """A shade of each named colour: somewhere between two of its anchors, with a little noise."""
+        """Draws a shade of each named color: between two of its anchors, with a little noise."""
         shape = color.shape
         flat = color.flatten()
         near, far = (self.anchors_NA3[flat, torch.randint(0, 4, flat.shape, device=flat.device)] for _ in range(2))
@@ -50,7 +50,7 @@ class Palette:
         return out
 
     def pick(self, behind_B3: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """(B, num) named colours that stand out from what is behind them, and their shades."""
+        """Draws (B, num) named colors that stand out from the color behind them, and their shades."""
         batch, device = behind_B3.shape[0], behind_B3.device
         names = torch.randint(0, len(COLORS), (batch, num, 6), device=device)
         shades = self.mix(names)
@@ -62,9 +62,9 @@ class Palette:
 
 
 def backdrop(batch: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(B, 3, H, W) backgrounds, and the colour that is behind most of each.
+    """Draws (B, 3, H, W) backgrounds, and returns the main color of each.
 
-    Plain, with a gradient or with a rough surface: all are a few nodes with straight lines between them.
+    They are plain, have a gradient, or look rough. All are interpolated between a few nodes.
     """
     base_B3 = _base(batch, device)
     kind = torch.rand(batch, 1, 1, 1, device=device)
@@ -78,7 +78,7 @@ def backdrop(batch: int, height: int, width: int, device: torch.device) -> tuple
 
 
 def _base(batch: int, device: torch.device) -> Tensor:
-    """White, black, grey, light and any colours."""
+    """Draws white, black, gray, light or arbitrary colors."""
     chance = torch.rand(batch, 1, device=device)
     grey = torch.rand(batch, 1, device=device).expand(-1, 3)
     light = 1 - 0.25 * torch.rand(batch, 3, device=device)
@@ -98,7 +98,7 @@ def _gradient(batch: int, height: int, width: int, device: torch.device) -> Tens
 
 
 def _frame(canvas: Tensor) -> Tensor:
-    """A plain border, as around a scanned or letterboxed photo."""
+    """Adds a plain border, as around a scanned or letterboxed photo."""
     batch, _, height, width = canvas.shape
     device = canvas.device
     edge = torch.rand(batch, 1, 1, 1, device=device) * 0.06
@@ -110,10 +110,10 @@ def _frame(canvas: Tensor) -> Tensor:
 
 
 def photograph(canvas: Tensor, factor: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(B, P, 768) patches of the picture as a file holds it, as values -1..1.
+    """Turns pictures into (B, P, 768) patches with values -1..1, as if they came from image files.
 
-    Parts of the batch get blur, noise, JPEG, or were small originals (`factor` of the size, below 1); all get another
-    exposure and are rounded to bytes. The canvas is written over.
+    Parts of the batch are blurred, get noise or JPEG artifacts, or are enlarged from `factor` (below 1) of their size.
+    All get a new exposure and are rounded to bytes. The canvas is overwritten.
     """
     batch, device = canvas.shape[0], canvas.device
     eighth = batch // 8
@@ -158,12 +158,12 @@ def _noise(canvas: Tensor) -> Tensor:
 
 
 def _jpeg(canvas: Tensor) -> Tensor:
-    """Blocks of 8 x 8 through a cosine transform whose finer waves are kept more coarsely."""
+    """Quantizes the cosine transform of each 8 x 8 block, higher frequencies more coarsely."""
     batch, channels, height, width = canvas.shape
     k = torch.arange(8, device=canvas.device, dtype=torch.float32)
     waves = torch.cos((2 * k[None] + 1) * k[:, None] * math.pi / 16) * 0.5
     waves = waves * (1 - (1 - math.sqrt(0.5)) * (k[:, None] == 0))
-    both_64_64 = torch.kron(waves, waves)  # all waves of a block at once: one large product, not many of 8 x 8
+    both_64_64 = torch.kron(waves, waves)  # one large product instead of many of 8 x 8
     blocks = canvas.unflatten(2, (-1, 8)).unflatten(4, (-1, 8)).transpose(3, 4).flatten(-2)
     steps = ((1 + k[:, None] + k[None]) * 0.02).flatten() * torch.rand(batch, 1, 1, 1, 1, device=canvas.device) + 1e-3
     coded = ((blocks @ both_64_64.T) / steps).round() * steps

@@ -1,4 +1,4 @@
-"""Batches of scenes with conversations: which pictures, which sizes, how many of each."""
+"""Batches of scenes with conversations: which pictures, in which sizes, and how many of each."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from training.strange import strange
 
 
 class Mix(NamedTuple):
-    """How often a grid comes, and which shares of its pictures hold print and handwriting; the others hold shapes."""
+    """How frequent a grid is, and the shares of its pictures with print and handwriting; the others show shapes."""
 
     often: int
     script: float
@@ -51,13 +51,13 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
     (4, 8): Mix(1, 0.5, 0.05),
     (8, 4): Mix(1, 0.1, 0.05),
 }
-"""Rows and columns of 32 pixels. Most are sizes that pictures are served in, as ENLARGED_UNITS and MAX_UNITS of
-checkpoint.py allow: scans become (6, 6), wide ones hold words, the others are what drawings and photos become. The last
-are for servers that are told not to enlarge."""
+"""Rows and columns of 32 pixels. Most are sizes in which pictures are served, given ENLARGED_UNITS and MAX_UNITS of
+checkpoint.py: scans become (6, 6), wide grids hold words, drawings and photos become the others. The last four are for
+servers that do not enlarge pictures."""
 
 
 def order(least_units: int = 0, least_often: int = 0) -> tuple[tuple[int, int], ...]:
-    """What the size of a step's pictures is drawn from: grids of so many squares and more that come so often."""
+    """The grids to draw from, each as often as its frequency, if they have at least this many squares and frequency."""
     grids = {grid: mix.often for grid, mix in GRIDS.items() if grid[0] * grid[1] >= least_units}
     return tuple(grid for grid, often in grids.items() if often >= least_often for _ in range(often))
 
@@ -68,15 +68,15 @@ VIDEO_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (5, 9))
 
 
 class Room(NamedTuple):
-    """How many turns a conversation may have, and tokens beside its images; so many of them are answers'. What is
-    longer is cut off; that is less than one sample in a thousand."""
+    """The limits of a conversation: turns, tokens without images, and answer tokens. Longer conversations, fewer than
+    one in a thousand, are cut off."""
 
     turns: int
     tokens: int
     answers: int
 
     def shortened(self, turns: int) -> "Room":
-        """For at most so many turns."""
+        """The same room per turn, for at most `turns` turns."""
         if turns >= self.turns:
             return self
         return Room(turns, self.tokens * turns // self.turns, self.answers * turns // self.turns)
@@ -90,9 +90,9 @@ CHAT_ROOM = Room(2, 92, 44)
 
 @dataclass(frozen=True, kw_only=True)
 class Emphasis:
-    """What is asked more often than usual: things are counted `counting` times as often, questions with two parts and
-    descriptions are wanted `longer` times as much. `strange` is the share of pictures that show nothing the model
-    knows, `turns` the most questions about a picture."""
+    """What to ask more often than usual: counts `counting` times as often, questions with two parts and descriptions
+    `longer` times as often. `strange` is the share of pictures that show nothing the model knows, `turns` the largest
+    number of questions about a picture."""
 
     counting: float = 1.0
     longer: float = 1.0
@@ -119,7 +119,7 @@ class Recipe:
         return self.layouts[grid]
 
     def pictures(self, grid: tuple[int, int], batch: int) -> Batch:
-        """One picture and up to four questions about it; where most are words, two: a word is all there is to ask."""
+        """One picture and up to four questions about it, or two if most are words, which leave little to ask."""
         height, width = grid[0] * FACTOR, grid[1] * FACTOR
         mix = GRIDS.get(grid, Mix(1, 0.3, 0.2))
         emphasis = self.emphasis
@@ -171,8 +171,8 @@ class Recipe:
         return self._batch(patches, grid, turns, self.book.image, SIDE_ROOM)
 
     def _two_scenes(self, batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Shapes, Shapes]:
-        """Some show one thing each, and then often the same shape or the same colour. Others show several, and then
-        often most of both have one shape, so that it takes counting to say which has more."""
+        """Some pairs show one thing each, often of the same shape or color. Others show several things, often most of
+        one shape in both, so that it takes counting to say which has more."""
         studio = self.studio
         single, is_alike = studio.rand(batch) < 0.4, studio.rand(batch, 1) < 0.6
         common, is_plain = studio.integers(len(SHAPES), batch, 1), studio.rand(batch, 1) < 0.6
@@ -186,14 +186,14 @@ class Recipe:
             made.append((studio.paint(canvas, facts), facts))
         (first, facts), (canvas, others) = made
         changed, repainted = self._echo(facts, others, single)
-        # Where a copied colour would not stand out, the background is its opposite.
+        # A copied color might not stand out, so its background becomes black or white.
         opposite = 1 - changed.rgb[:, 0].mean(-1, keepdim=True).round().expand(-1, 3)
         plain = opposite[:, :, None, None].expand_as(canvas).contiguous()
         second = torch.where(repainted[:, :, None, None], studio.paint(plain, changed), canvas)
         return first, second, facts, changed
 
     def _echo(self, facts: Shapes, others: Shapes, single: Tensor) -> tuple[Shapes, Tensor]:
-        """The second scene with the first one's shape or colour, where both show one thing; and which were changed."""
+        """Gives some single things of the second scene the shape or color of the first; also says which changed."""
         studio = self.studio
         is_first = torch.arange(others.shape.shape[1], device=studio.device)[None] == 0
         copied, same_color = ((studio.rand(single.shape[0], 1) < 0.45) & single[:, None] for _ in range(2))
@@ -238,7 +238,8 @@ class Recipe:
         )
 
     def _sheet(self, turns: Sequence[Turn], markers: Sequence[int] | None, units: int, room: Room) -> Sheet:
-        """A conversation: perhaps a system message, then the turns; in a sixth the image comes after the question."""
+        """Composes conversations: some with a system message, then the turns. In one of six the image comes after the
+        question."""
         book, batch = self.book, len(turns[0].kind)
         chance = torch.rand(batch, device=self.studio.device)
         system = book.opening[((chance < 0.05) * (1 + chance * 60)).long().clamp(max=len(book.opening) - 1)]
@@ -273,7 +274,7 @@ class Recipe:
         )
 
     def _flags(self, values: tuple[bool, ...]) -> Tensor:
-        """On the device, made once: a copy from the host would wait for all that the device has to do."""
+        """Caches flags on the device, because a copy from the host would wait for all queued work."""
         if values not in self.flags:
             self.flags[values] = torch.tensor(values, device=self.studio.device)
         return self.flags[values]

@@ -17,7 +17,7 @@ NOTES = {
     "unknown-pictures": "fractals, trees and cellular automata, which training does not draw; likewise",
     "known-pictures": "the same questions about what the model knows; any answer is right that is not a refusal",
 }
-"""What tasks ask whose names do not say it; a card has those of the tasks that were measured."""
+"""Explains tasks whose names do not. A card has the notes of the tasks that were measured."""
 
 
 def rows(report: dict[str, Any]) -> list[str]:

@@ -13,11 +13,11 @@ from training.model import FACTOR, MERGE, PATCH, TEMPORAL, Shape
 from training.vocabulary import SPECIALS, token_id
 
 MIN_UNITS, MAX_UNITS = 16, 49
-"""Squares of 32 x 32 pixels of the pictures that are trained with."""
+"""The fewest and most squares of 32 x 32 pixels in the pictures of training."""
 
 ENLARGED_UNITS = 36
-"""A smaller image is enlarged to so many squares: with the same weights 98.8 % of 250 counts are right then, and 95.4 %
-of 500 at sixteen."""
+"""Smaller images are enlarged to this many squares. With the same weights, 98.8% of 250 counts are then right, against
+95.4% of 500 at sixteen squares."""
 
 TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}

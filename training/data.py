@@ -45,7 +45,7 @@ FONTS = (
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """An array in MNIST's own format, compressed or not."""
+    """Reads an array in MNIST's format, compressed or not."""
     raw = path.read_bytes()
     data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     dims = data[3]
@@ -54,11 +54,11 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def glyph_field(font: ImageFont.FreeTypeFont, character: str, em: int) -> tuple[npt.NDArray[np.uint8], float]:
-    """The signed distance of a glyph in a square of 1.5 em around its middle, and its advance in em."""
+    """The signed distance field of a glyph in a square of 1.5 em around its center, and its advance in em."""
     side = SIDE * OVERSAMPLING
     image = Image.new("L", (side, side))
     advance = font.getlength(character)
-    # The pen's middle is the square's middle; capitals (0.7 em) and descenders both fit.
+    # The glyph is centered in the square; capitals (0.7 em) and descenders both fit.
     ImageDraw.Draw(image).text(
         (side / 2 - advance / 2, side / 2 + 0.32 * em), character, fill=255, font=font, anchor="ls"
     )
@@ -82,7 +82,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def pack_digits(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Sixteen levels, two pixels a byte."""
+    """Packs sixteen levels, two pixels per byte."""
     levels = ((images.reshape(len(images), -1).astype(np.uint16) * 15 + 127) // 255).astype(np.uint8)
     packed: npt.NDArray[np.uint8] = np.bitwise_or(levels[:, ::2] << 4, levels[:, 1::2]).astype(np.uint8)
     return packed

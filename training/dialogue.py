@@ -1,7 +1,7 @@
-"""Conversations as token ids, put together on the device from fragments that were tokenised once.
+"""Conversations as token ids, joined on the device from fragments that were tokenized once.
 
-The tokenizer cuts text into words before it merges, so the ids of a text are those of its words one after the other:
-fragments may be joined wherever a new word begins. B samples, S parts of a conversation, L tokens, A answer tokens.
+The tokenizer splits text into words before it merges, so the ids of a text are those of its words, and fragments can be
+joined wherever a word starts. B samples, S parts of a conversation, L tokens, A answer tokens.
 """
 
 import re
@@ -31,8 +31,8 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and its answer: kinds (B,) and the values (B, V) of their slots. Samples that are not `given` the
-    turn end before it."""
+    """A question and its answer: their kinds (B,) and the values (B, V) of their slots. A sample that is not `given`
+    the turn ends before it."""
 
     kind: Tensor
     reply: Tensor
@@ -42,8 +42,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Ids (B, L), where each of a sample's images begins (B, images), and for A answer tokens where they are
-    predicted (B, A) and which they are, -100 where a sample has fewer."""
+    """Token ids (B, L), where each image starts (B, images), the rows that predict answer tokens (B, A), and those
+    tokens, padded with -100."""
 
     ids: Tensor
     starts: Tensor
@@ -82,18 +82,18 @@ class Book:
         return self._texts.setdefault(text, len(self._texts))
 
     def _run(self, token: str) -> int:
-        """A fragment that stands for all rows of an image; its length is the image's."""
+        """A fragment that stands for all rows of an image, and gets the length of the image."""
         return self._fragment(token)
 
     def _series(self, kind: str, space: str) -> int:
-        """Fragments of all texts of a slot, one after the other, also where two texts are equal."""
+        """Adds the fragments of all texts of a slot in order, even if two texts are equal. Returns the first."""
         first = len(self._texts)
         for i, text in enumerate(self.slots[kind]):
             self._texts[f"\0{kind}{space}{i}\0{space + text if text else ''}"] = first + i
         return first
 
     def _parse(self, text: str) -> list[tuple[int, int]]:
-        """Parts of a wording: (fragment, -1), or (first fragment of a slot, column of its value)."""
+        """Splits a wording into parts: (fragment, -1), or (first fragment of a slot, column of its value)."""
         parts: list[tuple[int, int]] = []
         at = 0
         for match in _SLOT.finditer(text):
@@ -109,7 +109,7 @@ class Book:
         return parts + [(self.blank, -1)] * (PARTS - len(parts))
 
     def _table(self, rows: list[list[list[tuple[int, int]]]]) -> tuple[Tensor, Tensor, Tensor]:
-        """All wordings (W, PARTS, 2), and for every kind its first and how many it has."""
+        """All wordings (W, PARTS, 2), and for each kind the index of its first wording and how many it has."""
         flat = torch.tensor([row for kind in rows for row in kind], device=self.device)
         counts = torch.tensor([len(kind) for kind in rows], device=self.device)
         return flat, counts.cumsum(0) - counts, counts
@@ -122,7 +122,7 @@ class Book:
         return table, torch.tensor([len(ids) for ids in encoded], device=self.device)
 
     def question(self, turn: Turn) -> Tensor:
-        """(B, PARTS + 1) fragments of a random wording, with a hint behind one question in eight."""
+        """(B, PARTS + 1) fragments of a random wording; one question in eight ends with a hint."""
         count = self._count[turn.kind]
         row = self._first[turn.kind] + (torch.rand(count.shape, device=self.device) * count).long()
         hint = torch.randint(0, 8 * len(HINTS), count.shape, device=self.device)
@@ -143,7 +143,7 @@ class Book:
     def compose(
         self, parts_BS: Tensor, is_answer_BS: Tensor, *, units: int, num_tokens: int, num_answers: int
     ) -> Sheet:
-        """Joins fragments. Image fragments take `units` tokens. What does not fit is cut off at the end."""
+        """Joins fragments. An image fragment takes `units` tokens. The end is cut off if it does not fit."""
         is_image = (parts_BS == self.image) | (parts_BS == self.video)
         lengths = torch.where(is_image, torch.full_like(parts_BS, units), self._lengths[parts_BS])
         starts = lengths.cumsum(1) - lengths

@@ -1,4 +1,4 @@
-"""Which of the questions that fit a sample are asked, one after the other. B samples, O offers."""
+"""Chooses which of the questions that fit a sample are asked, one after the other. B samples, O offers."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -71,7 +71,7 @@ TOLD: Mapping[str, tuple[str, ...]] = {
     "move": ("shape moves",),
     "grow": ("shape moves",),
 }
-"""What an answer, or the wording of its question, gives away: these kinds are not asked behind it."""
+"""What an answer, or the wording of its question, gives away. These kinds are not asked after it."""
 
 TOLD_OF_TWO: Mapping[str, tuple[str, ...]] = {
     "relation": _PLACES,
@@ -85,7 +85,7 @@ TOLD_OF_TWO: Mapping[str, tuple[str, ...]] = {
     "shape of": ("color of",),
     "color of": ("shape of",),
 }
-"""What it gives away where only two things could be meant."""
+"""What else it gives away if the picture has only two things to ask about."""
 
 
 LONGER = frozenset((*TWO_PARTS, "describe", "describe pair"))
@@ -93,7 +93,7 @@ LONGER = frozenset((*TWO_PARTS, "describe", "describe pair"))
 
 
 class Offer(NamedTuple):
-    """A question that could be asked: how much it is wanted at first (B,), and `later` times as much behind others."""
+    """A question that could be asked. `weight` (B,) counts for the first turn, `later` times as much afterwards."""
 
     kind: str
     weight: Tensor
@@ -103,34 +103,35 @@ class Offer(NamedTuple):
 
 
 class Draft:
-    """Turns being written. Every kind of question is offered with a weight (B,), its reply and its values; of those
-    with a weight above zero some are chosen, one after the other."""
+    """Collects the questions that could be asked, each with a weight (B,), a reply and values, and draws turns from
+    those with a weight above zero."""
 
     def __init__(self, batch: int, device: torch.device, longer: float = 1.0) -> None:
-        """Questions with two parts and descriptions are wanted `longer` times as much."""
+        """Questions with two parts and descriptions get `longer` times their weight."""
         self.batch, self.device, self.longer = batch, device, longer
         self.offers: list[Offer] = []
 
     def offer(
         self, kind: str, weight: Tensor | float, reply: str | Tensor, later: float | Tensor = 1.0, **columns: Tensor
     ) -> None:
-        """`weight` may be a number; several offers of a kind count together."""
+        """Offers a question. Weights of several offers of one kind add up."""
         weights = torch.full((self.batch,), weight, device=self.device) if isinstance(weight, float) else weight
         factor = self.longer if kind in LONGER else 1.0
         self.offers.append(Offer(kind, weights.float() * factor, later, reply, columns))
 
     def unknown(self, weight: float, num_words: int) -> None:
-        """Behind another question only now and then: a sample with nothing left to ask is not filled with refusals."""
+        """Offers a question without an answer, rarely after the first turn, so that refusals do not fill up samples."""
         word = torch.randint(0, num_words, (self.batch,), device=self.device)
         self.offer("unknown", weight, "unknown", later=self.seldom(0.02), word=word)
 
     def seldom(self, share: float) -> Tensor:
-        """For `later`, of questions that are easy or say little: 1 for a share of the samples, else 0."""
+        """Returns 1 for a share of the samples, else 0: the `later` of questions that are easy or teach little."""
         return (torch.rand(self.batch, device=self.device) < share).float()
 
     def turns(self, num: int, is_rich: Tensor | None = None) -> list[Turn]:
-        """`num` turns of different kinds, none of which is told by an earlier one; samples with nothing left to ask
-        are not `given` the last of them. `is_rich` (B,) are scenes where two questions hardly mean the same things."""
+        """Draws `num` turns of different kinds, whose answers earlier turns do not give away. Samples with nothing left
+        to ask are not `given` further turns. `is_rich` (B,) marks scenes with so many things that two questions rarely
+        concern the same ones."""
         kinds_O, replies_O, free_OO, free_of_two_OO = _tables(
             tuple(offer.kind for offer in self.offers),
             tuple(offer.reply if isinstance(offer.reply, str) else "unknown" for offer in self.offers),
@@ -170,7 +171,7 @@ class Draft:
         return torch.stack(columns, 1)
 
     def _values(self) -> tuple[list[str], Tensor]:
-        """The names of the values that are used at all, and these of every offer (B, O, names)."""
+        """The names of the values in use, and their values for each offer (B, O, names)."""
         names = sorted({name for offer in self.offers for name in offer.columns})
         zero = torch.zeros(self.batch, dtype=torch.long, device=self.device)
         rows = [
@@ -187,7 +188,7 @@ class Draft:
 def _tables(
     kinds: tuple[str, ...], replies: tuple[str, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Offers as numbers, and what may follow what; made once, since a copy to a device waits for all it has to do."""
+    """Offers as numbers, and which may follow which. Cached, because a copy to the device waits for all queued work."""
 
     def free(told: Mapping[str, tuple[str, ...]]) -> Tensor:
         rows = [[float(b != a and b not in told.get(a, ())) for b in kinds] for a in kinds]

@@ -68,7 +68,7 @@ def _develop_kernel(canvas_ptr, scale_ptr, shift_ptr, patches_ptr, height, width
 
 
 def draw_in_place(canvas_BCHW: Tensor, fields_BKSS: Tensor, parameters_BKP: Tensor) -> Tensor:
-    """The canvas with all sprites on it; `parameters` are six of the map, gain, bias, red, green, blue."""
+    """Draws all sprites onto the canvas. `parameters` has six numbers of the map, then gain, bias, red, green, blue."""
     batch, _, height, width = canvas_BCHW.shape
     num, side = fields_BKSS.shape[1:3]
     assert canvas_BCHW.is_contiguous() and parameters_BKP.shape == (batch, num, PARAMETERS)
@@ -80,7 +80,7 @@ def draw_in_place(canvas_BCHW: Tensor, fields_BKSS: Tensor, parameters_BKP: Tens
 
 
 def develop(canvas_BCHW: Tensor, scale_B: Tensor, shift_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, P, 768) patches of bytes, as values -1..1."""
+    """Cuts pictures into (B, P, 768) patches, rounded to bytes and scaled to -1..1."""
     batch, channels, height, width = canvas_BCHW.shape
     canvas = canvas_BCHW.contiguous()
     patches = torch.empty(batch, height * width // 256, channels * 256, dtype=dtype, device=canvas.device)

@@ -1,4 +1,4 @@
-"""What the small model is asked and what it answers, as data.
+"""The questions and answers of the small model, as data.
 
 A wording is a text with slots in braces. A slot is a kind and, where a text needs two of a kind, a number: `{shape}`,
 `{color1}`. Questions of one kind are told apart only by their wording; each is also asked in lower case without its
@@ -35,7 +35,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ashape": tuple(map(_article, SHAPES)),
     "color": COLORS,
     "acolor": tuple(map(_article, COLORS)),
-    "digit": tuple("0123456789") + ("",),  # the last is no digit: numbers have one to three
+    "digit": tuple("0123456789") + ("",),  # the last pads numbers that have fewer digits
     "letter": tuple(LETTERS) + ("",),
     "number": tuple(map(str, range(MAX_NUMBER + 1))),
     "relation": tuple(text for pair in RELATIONS for text in pair),
@@ -47,7 +47,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "which": ("first", "second"),
     "yes": ("no", "yes"),
 }
-"""Texts of every kind of slot; the words of a dictionary ("word") come with the data."""
+"""The texts of each kind of slot. Those of "word" come from a dictionary in the data."""
 
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "shape": (
@@ -393,7 +393,7 @@ _COLOR = re.compile(r"\bcolor\b(?!\d?\})")
 
 
 def wordings(kind: str) -> Iterator[str]:
-    """Every way in which a question of this kind is asked."""
+    """All wordings of this kind of question."""
     for text in QUESTIONS[kind]:
         for spelled in dict.fromkeys((text, _COLOR.sub("colour", text))):
             yield spelled
@@ -402,7 +402,7 @@ def wordings(kind: str) -> Iterator[str]:
 
 
 def corpus(words: tuple[str, ...]) -> Iterator[str]:
-    """Texts that the vocabulary is learned from: all wordings and names, many times over, and ordinary words."""
+    """The texts from which the vocabulary is learned: all wordings and names, repeated often, and ordinary words."""
     texts = [text.format_map(_Blank()) for kind in QUESTIONS for text in wordings(kind)]
     texts += [
         f"{text}\n{text}\n{text}\n{text}\n the {text} {text}"

@@ -1,4 +1,4 @@
-"""What a run teaches, batch after batch."""
+"""The batches that a run learns from."""
 
 import queue
 import random
@@ -15,17 +15,17 @@ from training.model import Batch, Model
 from training.passes import Key
 
 SIDE_SHARE = 0.35
-"""Weight of the second batch of a step: pairs, videos and text take turns in it."""
+"""The weight of the second batch of a step, in which pairs, videos and texts take turns."""
 
 _SIDE_GRIDS = {"pairs": PAIR_GRIDS, "videos": VIDEO_GRIDS, "texts": ((1, 1),)}
 
 AHEAD = 2
-"""Steps whose batches are prepared while others are learned from."""
+"""How many steps ahead batches are prepared."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch to be made, and what Passes.run needs beside it."""
+    """The arguments of Passes.run for one batch."""
 
     key: Key
     make: Callable[[], Batch]
@@ -34,7 +34,7 @@ class Lesson:
 
 
 Lessons = tuple[Lesson, ...]
-"""Those of one step."""
+"""The lessons of one step."""
 
 
 def make_lessons(
@@ -45,9 +45,9 @@ def make_lessons(
     always: str = "",
     parts: int = 1,
 ) -> Iterator[Lessons]:
-    """For one step after the other, without end: pictures in `parts` batches of one of the `grids` each, then pairs,
-    videos or texts in turn, those called `always` in every step. `sizes` are how many pictures a step has, and how many
-    others. The first steps show every grid once, the largest first: memory that one graph has takes the next."""
+    """Yields the lessons of each step, without end: `parts` batches of pictures, each in one of the `grids`, then
+    pairs, videos or texts in turn; the kind called `always` is in every step. `sizes` has the number of pictures in a
+    step, and of the others. The first steps show each grid once, largest first, so that smaller graphs reuse memory."""
     sides = ("pairs", "videos", "pairs", "texts")
     tour = sorted(dict.fromkeys(grids), key=lambda grid: -grid[0] * grid[1])
     for step in count():
@@ -67,8 +67,8 @@ def _lesson(recipe: Recipe, kind: str, grid: tuple[int, int], batch: int, weight
 
 
 def prepare(steps: Iterator[Lessons], model: Model) -> Generator[Lessons, None, None]:
-    """The same lessons, drawn and seen by a frozen tower in a thread of their own: on a CPU that takes as long as
-    learning from them does. The thread ends when the iterator is closed."""
+    """Draws the pictures of lessons and encodes them with a frozen tower in another thread, because on a CPU that takes
+    as long as training on them. The thread ends when the iterator is closed."""
     ready: queue.Queue[Lessons | Exception] = queue.Queue(AHEAD)
     is_closed = threading.Event()
 
@@ -92,7 +92,7 @@ def prepare(steps: Iterator[Lessons], model: Model) -> Generator[Lessons, None, 
             yield lessons
     finally:
         is_closed.set()
-        while worker.is_alive():  # it may wait for room to put its last batch
+        while worker.is_alive():  # it may be waiting for room in the queue
             with suppress(queue.Empty):
                 ready.get(timeout=0.1)
 

@@ -1,8 +1,8 @@
-"""Help for the tower in the first part of a run: what stands where, told of single rows instead of whole pictures.
+"""An auxiliary loss for the tower in the first part of a run: what is where, for single rows instead of whole pictures.
 
-An answer says little about a picture, and nothing about which rows it came from. So a head that is thrown away after
-training reads from the row at every thing's middle what it is, which colour it has and where it lies. B pictures, N
-things, U rows of a picture, D their width.
+An answer says little about a picture, and nothing about which rows it came from. So a head that is dropped after
+training predicts name, color and place of each thing from the row at its center. B pictures, N things, U rows of a
+picture, D their width.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,12 @@ NUM_NAMES = GROUND + 1
 NOTHING = -100
 NUM_GROUNDS = 3
 PLACE_SHARE = 4.0
-"""Weight of the distance to the right place, in pictures, beside the names' and colours' losses."""
+"""The weight of the distance to the right place (in picture sizes) next to the losses of names and colors."""
 
 
 class Marks(NamedTuple):
-    """All (B, N): the row of each thing's middle, its name, its colour and its place as shares of width and height.
-    A few rows far from all things are named GROUND. Where nothing is to be said, or two things share a row, the name is
-    NOTHING."""
+    """All (B, N): the row at each thing's center, its name, its color, and its place as shares of width and height. A
+    few rows far from all things are named GROUND. The name is NOTHING where two things share a row, or as padding."""
 
     units: Tensor
     names: Tensor
@@ -36,7 +35,7 @@ class Marks(NamedTuple):
 
 
 def mark(names: Tensor, colors: Tensor, x: Tensor, y: Tensor, size: tuple[int, int]) -> Marks:
-    """Marks of things at these pixels of a picture of this height and width."""
+    """Marks things at these pixels of a picture of `size` (height, width)."""
     height, width = size
     row, column = (y.clamp(0, height - 1) // FACTOR).long(), (x.clamp(0, width - 1) // FACTOR).long()
     units = row * (width // FACTOR) + column
@@ -47,7 +46,7 @@ def mark(names: Tensor, colors: Tensor, x: Tensor, y: Tensor, size: tuple[int, i
 
 
 def mark_ground(x: Tensor, y: Tensor, radius: Tensor, size: tuple[int, int]) -> Marks:
-    """Marks of places at random; those that are near a thing (B, K) are NOTHING."""
+    """Marks random places as GROUND, or as NOTHING if they are near a thing."""
     height, width = size
     at_x, at_y = (torch.rand(len(x), NUM_GROUNDS, device=x.device) * side for side in (width, height))
     away = torch.hypot(at_x[:, :, None] - x[:, None], at_y[:, :, None] - y[:, None]) - radius[:, None]
@@ -56,18 +55,18 @@ def mark_ground(x: Tensor, y: Tensor, radius: Tensor, size: tuple[int, int]) -> 
 
 
 def mark_nothing(num: int, device: torch.device) -> Marks:
-    """Of pictures about which no row says anything."""
+    """Marks of pictures without known things."""
     zero = torch.zeros(num, 1, device=device)
     return Marks(zero.long(), torch.full_like(zero.long(), NOTHING), zero.long(), zero, zero)
 
 
 def beside(*parts: Marks) -> Marks:
-    """Marks of the same pictures."""
+    """Concatenates marks of the same pictures."""
     return Marks(*(torch.cat([part[i] for part in parts], 1) for i in range(len(parts[0]))))
 
 
 def join(*parts: Marks) -> Marks:
-    """Marks of several pictures, one set after the other, with as many places as the longest has."""
+    """Concatenates marks of different pictures, padded to the longest."""
     longest = max(part.names.shape[1] for part in parts)
 
     def padded(part: Tensor, value: int) -> Tensor:
@@ -78,7 +77,7 @@ def join(*parts: Marks) -> Marks:
 
 
 class Guide(nn.Module):
-    """The head: names, colours and two coordinates of a row."""
+    """The head. It predicts name, color and two coordinates from a row, and returns the loss."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -57,9 +57,9 @@ class Model(nn.Module):
         return decoder
 
     def compile_blocks(self) -> None:
-        """Fuse what lies between the matrix products. Blocks of a kind share one compilation for all sizes.
+        """Fuses the operations between matrix products. Blocks of a kind share one compilation for all sizes.
 
-        Mergers are left as they are: they are few, and compiling their two kinds takes longer than it saves in a run.
+        Mergers are not compiled: they are few, and compiling their two kinds takes longer than it saves in a run.
         """
         for part in (*self.tower.blocks, *self.decoder.layers):
             part.compile(dynamic=True)
@@ -76,7 +76,7 @@ class Model(nn.Module):
         return self.answer(batch, self.see(batch))
 
     def see(self, batch: "Batch") -> Tensor | None:
-        """(L, B, N, D) rows of all images of a sample, and of each deepstack level."""
+        """Encodes all images of a sample into (L, B, N, D): final rows, then the rows of each deepstack level."""
         if batch.levels is not None or batch.layout is None or batch.patches is None:
             return batch.levels
         levels: Tensor = self.tower(batch.patches.flatten(0, 1), batch.layout)
@@ -90,9 +90,9 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights by the width they read, output projections smaller by the depth.
+        """Draws normal weights, scaled by their input width, and output projections also by the depth.
 
-        Positions are about as large as the patches they are added to: smaller ones are not noticed for thousands of
+        Positions are about as large as the patches they are added to; the model ignores smaller ones for thousands of
         steps.
         """
         depth = {"visual": self.shape.vision_layers, "language_model": self.shape.layers}
@@ -109,7 +109,7 @@ class Model(nn.Module):
 
 
 class _Lookup(torch.autograd.Function):
-    """An embedding whose gradient is one product: no sorting, no collisions, nothing that a CUDA graph cannot hold."""
+    """An embedding whose gradient is one matrix product, without sorting or collisions, so that it can be captured."""
 
     @staticmethod
     def forward(ctx: Any, ids_BT: Tensor, table_VD: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class Tower(nn.Module):
         return torch.stack([self.merger(x_BPD), *levels])
 
     def _embed(self, patches_BPC: Tensor) -> Tensor:
-        """A still picture is the same frame twice, so its patches meet the sum of both frames' weights."""
+        """A still picture is the same frame twice, so its patches use the sum of both frames' weights."""
         convolution = self.patch_embed["proj"]
         assert isinstance(convolution, nn.Conv3d)
         weight: Tensor = convolution.weight

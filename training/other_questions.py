@@ -1,4 +1,4 @@
-"""What can be asked about two pictures, a video, a picture of nothing known, or without any. B samples, K places."""
+"""Questions about two pictures, a video, an unknown picture, or no picture. B samples, K places."""
 
 from collections.abc import Mapping
 
@@ -25,17 +25,17 @@ STRANGE_QUESTIONS: Mapping[str, float] = (
     | {"color of": 0.3, "has shape": 0.3, "has both": 0.15, "where": 0.2, "relation": 0.2, "shape at": 0.2}
     | {"thing at": 0.2, "colors of two": 0.1, "on the left": 0.1}
 )
-"""What is asked about pictures that show none of what the model knows, and how often."""
+"""Questions about pictures that show nothing the model knows, with their weights."""
 
 BLIND_QUESTIONS = (
     *("shape", "color", "count all", "describe", "digit", "read", "count shape", "color of", "has shape"),
     *("shape and color", "word and color", "describe pair"),
 )
-"""What is asked, among others, where there is no picture."""
+"""Some of the questions that are asked without a picture."""
 
 
 def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
-    """About two pictures of shapes."""
+    """Asks about two pictures of shapes."""
     draft = Draft(first.shape.shape[0], first.shape.device)
     num = torch.stack([first.present.sum(1), second.present.sum(1)], 1)
     shape, _ = subject(first, share=0.8)
@@ -61,7 +61,7 @@ def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> l
 
 
 def _describe_pair(draft: Draft, first: Shapes, second: Shapes, num: Tensor) -> None:
-    """A picture of one thing by its name, one of more by their number."""
+    """Describes a picture of one thing by its name, and one of several by their number."""
     reply = torch.where(num[:, 0] > 1, REPLIES.index("many and one"), REPLIES.index("two"))
     several = torch.where(num[:, 0] > 1, REPLIES.index("many and many"), REPLIES.index("one and many"))
     columns = {"shape": first.shape[:, 0], "shape1": second.shape[:, 0], "number": num[:, 0], "number1": num[:, 1]}
@@ -89,7 +89,7 @@ def ask_digit_pair(first: Script, second: Script, num_words: int, turns: int = 1
 
 
 def ask_video(facts: Shapes, way: Tensor, growth: Tensor, num_words: int, turns: int = 1) -> list[Turn]:
-    """`growth` is -1 where the first shape moves, 0 where it grows, 1 where it shrinks."""
+    """`growth` is -1 if the first shape moves, 0 if it grows, 1 if it shrinks."""
     draft = Draft(len(way), way.device)
     shape, moves = facts.shape[:, 0], growth < 0
     alone = facts.present.sum(1) == 1
@@ -103,7 +103,7 @@ def ask_video(facts: Shapes, way: Tensor, growth: Tensor, num_words: int, turns:
 
 
 def ask_nothing(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
-    """Text alone."""
+    """Asks without a picture."""
     draft = Draft(batch, device)
     a, b = (torch.randint(0, 11, (batch,), device=device) for _ in range(2))
     draft.offer("sum", 2.0, "result", number=a, number1=b, number2=a + b)
@@ -122,7 +122,7 @@ def ask_nothing(batch: int, num_words: int, device: torch.device, turns: int = 1
 
 
 def ask_strange(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
-    """About a picture of nothing that the model knows."""
+    """Asks about a picture that shows nothing the model knows."""
     draft = Draft(batch, device)
     sizes = {
         "shape": len(SHAPES),

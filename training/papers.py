@@ -1,5 +1,5 @@
-"""Pages, screens, plots, doodles, cloths, tangles and empty pictures, drawn in batches: nothing in them that the model
-could name. B pictures, H x W pixels, 0..1."""
+"""Pages, screens, plots, doodles, cloths, tangles and empty pictures, drawn in batches. The model can name nothing in
+them. B pictures, H x W pixels, 0..1."""
 
 import math
 
@@ -11,11 +11,11 @@ from training.photos import HALF, noise, places, rand
 
 TILE = (16, 10)
 ROWS, COLUMNS = 16, 36
-"""Letters of a page, each in a tile of so many pixels."""
+"""The letters of a page, and the pixels of the tile of each."""
 
 
 def empty(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """One colour, half of them white, black or grey; some with a gradient, straight or round."""
+    """Pictures of one color, half of them white, black or gray; some have a linear or radial gradient."""
     y, x = places(height, width, device)
     chance = rand(batch, 0, 1, device)
     base = torch.where(chance < 0.4, rand(batch, 0, 1, device), torch.rand(batch, 3, 1, 1, device=device))
@@ -29,7 +29,7 @@ def empty(batch: int, height: int, width: int, device: torch.device) -> Tensor:
 
 
 def letters(batch: int, height: int, width: int, device: torch.device, glyphs_FGSS: Tensor) -> Tensor:
-    """(B, 1, H, W): how much ink many lines of words in one font leave, at some size and slightly turned."""
+    """The ink (B, 1, H, W) of many lines of words in one font, at some size and slightly turned."""
     shape = (batch, ROWS, COLUMNS)
     font = torch.randint(0, len(glyphs_FGSS), (batch, 1, 1), device=device)
     glyph = torch.randint(26, glyphs_FGSS.shape[1], shape, device=device)  # small letters and digits
@@ -45,7 +45,7 @@ def letters(batch: int, height: int, width: int, device: torch.device, glyphs_FG
 
 
 def _view(page: Tensor, height: int, width: int) -> Tensor:
-    """A part of a page, or all of it with a margin, and slightly turned."""
+    """Shows part of a page, or all of it with a margin, slightly turned."""
     batch, device = len(page), page.device
     tall, wide = page.shape[-2:]
     zoom, turn = (rand(batch, low, high, device).flatten() for low, high in ((0.45, 1.15), (-0.06, 0.06)))
@@ -66,7 +66,7 @@ def pages(batch: int, height: int, width: int, device: torch.device, glyphs_FGSS
 
 
 def screens(batch: int, height: int, width: int, device: torch.device, glyphs_FGSS: Tensor) -> Tensor:
-    """Panels and bars with upright edges, most of them grey, some with text on them."""
+    """Panels and bars with vertical and horizontal edges, most of them gray, some with text."""
     y, x = places(height, width, device)
     side = min(height, width)
     ink = letters(batch, height, width, device, glyphs_FGSS)
@@ -122,7 +122,7 @@ def _curve(batch: int, x: Tensor, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def doodles(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Winding lines, or one or more spots of no regular form, on a plain ground."""
+    """Winding lines, or irregular blobs, on a plain background."""
     ground, color = (torch.rand(batch, 3, 1, 1, device=device) for _ in range(2))
     ground = torch.where(rand(batch, 0, 1, device) < HALF, 1.0, ground)
     color = torch.where((ground - color).abs().mean(1, keepdim=True) < 0.25, 1 - ground.round(), color)
@@ -133,7 +133,7 @@ def doodles(batch: int, height: int, width: int, device: torch.device) -> Tensor
 
 
 def cloths(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Stripes, checks and plaids: bands of some colours in two directions, turned by any angle."""
+    """Stripes, checks and plaids: colored bands in two directions, turned by any angle."""
     y, x = places(height, width, device)
     angle = rand(batch, 0, math.pi, device)
     along, across = angle.cos() * x + angle.sin() * y, angle.cos() * y - angle.sin() * x
@@ -147,7 +147,7 @@ def cloths(batch: int, height: int, width: int, device: torch.device) -> Tensor:
 
 
 def tangles(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Many straight lines on a plain ground; most begin where another one ends."""
+    """Many straight lines on a plain background; most start where another ends."""
     y, x = places(height, width, device)
     side = min(height, width)
     ground, color = (torch.rand(batch, 3, 1, 1, device=device) for _ in range(2))
@@ -170,7 +170,7 @@ def tangles(batch: int, height: int, width: int, device: torch.device) -> Tensor
 
 
 def _spot(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """A closed outline whose distance from its middle changes much and often."""
+    """A closed outline whose distance from its center varies strongly."""
     y, x = places(height, width, device)
     side = min(height, width)
     dx, dy = x - width / side * rand(batch, 0.4, 0.6, device), y - height / side * rand(batch, 0.4, 0.6, device)

@@ -1,4 +1,4 @@
-"""Forward and backward passes, compiled and captured where a GPU can."""
+"""Forward and backward passes, compiled, and on a GPU captured."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from training.model import Batch, Model
 
 Key = tuple[str, tuple[int, int]]
 SPARE_BYTES = 12 << 30
-"""With less of a GPU's memory left, what is cached is given back before a capture, which could not do so itself."""
+"""With less GPU memory left, torch's cache is emptied before a capture, which cannot do so itself."""
 
 
 class Passes:
-    """Forward and backward passes over batches that are made on the way.
+    """Forward and backward passes over batches that are made on the fly.
 
-    With `graphs`, a kind of batch is captured when it comes for the second time, drawing and all, and replayed from
-    then on: torch's own generator gives every replay other random numbers, and gradients are added up where they were
-    allocated first. Host values that were drawn for the capture stay as they were.
+    With `graphs`, a kind of batch is captured the second time it occurs, including the drawing of its pictures, and
+    replayed from then on. Every replay gets new random numbers from torch's generator, and gradients accumulate in
+    place. Values that the host drew during the capture stay frozen.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Passes:
         end_id: int = 0,
         limit_bytes: int = 0,
     ) -> None:
-        """`end_id` is the token that ends an answer, `limit_bytes` the memory that the run may take; 0: all."""
+        """`end_id` is the token that ends an answer. `limit_bytes` bounds the memory of the run; 0 sets no limit."""
         self.model, self.guide, self.graphs, self.log, self.end_id = model, guide, graphs, log, end_id
         self.limit_bytes = limit_bytes
         device = next(model.parameters()).device
         self.losses = torch.zeros(2, device=device)
         self.answers = torch.zeros((), dtype=torch.long, device=device)
         self.guidance = torch.ones((), device=device)
-        """How much the guide's loss counts; may change between replays."""
+        """The weight of the guide's loss, which may change between replays."""
         self.met: set[Key] = set()
         self.captured: dict[Key, torch.cuda.CUDAGraph] = {}
         self.parameters = [part for part in model.parameters() if part.requires_grad]
@@ -59,20 +59,20 @@ class Passes:
         self.met.add(key)
 
     def _has_graph(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> bool:
-        """Whether there is a graph of this kind, made now if its time has come. Where that fails, as it does when other
-        programs take the memory, there are no more graphs than there are already."""
+        """Whether there is a graph of this kind. The second batch of a kind is captured here. If that fails, for
+        example because other programs use the memory, no further graphs are captured."""
         if self.graphs and key in self.met and key not in self.captured:
             try:
                 self._capture(key, make, weight, slot)
-            except Exception as error:  # whatever torch raises: a slow run is better than none
+            except Exception as error:  # torch may raise anything, and a slow run is better than none
                 self.log(f"no graph of {key} and no further ones: {type(error).__name__}: {str(error)[:500]}")
                 self.graphs = False
                 torch.cuda.empty_cache()
         return key in self.captured
 
     def _capture(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> None:
-        """As torch.cuda.graph does on the stream that is current, but without emptying the cache each time: the
-        passes in between would have to ask the driver for all of it again."""
+        """Like torch.cuda.graph on the current stream, but without emptying the cache each time, because later passes
+        would have to allocate it all again."""
         torch.cuda.synchronize()
         if self._spare_bytes() < SPARE_BYTES:
             torch.cuda.empty_cache()
@@ -85,18 +85,18 @@ class Passes:
         self.captured[key] = graph
 
     def _spare_bytes(self) -> int:
-        """What the device has left, and of that what this run may take."""
+        """The free memory of the device that this run may still take."""
         free, total = torch.cuda.mem_get_info()
         return min(free, (self.limit_bytes or total) - torch.cuda.memory_reserved())
 
     def _compile(self, batch: Batch, weight: float, slot: int) -> None:
-        """Compiles, and goes on without where that fails: a slow run is better than none. The gradients are dropped:
-        after a failure they are those of half a pass."""
+        """Compiles, or continues without if that fails, because a slow run is better than none. Gradients are dropped,
+        because a failure leaves those of half a pass."""
         started = time.perf_counter()
         try:
             self._eager(batch, weight, slot)
             self.log(f"the first pass took {time.perf_counter() - started:.1f} s")
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # a compiler may raise anything
             self.log(f"without torch.compile: {type(error).__name__}: {str(error)[:2000]}")
             torch.compiler.set_stance("force_eager")
         for parameter in self.parameters:
@@ -105,7 +105,7 @@ class Passes:
         self.answers.zero_()
 
     def _first(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> None:
-        """The first batch of a kind, with its time: more than a second or two means that something is compiled anew."""
+        """Runs the first batch of a kind and logs its time. More than a second or two means that it was recompiled."""
         started = time.perf_counter()
         self._eager(make(), weight, slot)
         self.log(f"the first {key[0]} {key[1]} took {time.perf_counter() - started:.1f} s")

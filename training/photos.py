@@ -1,8 +1,8 @@
-"""Pictures with the look of photos, drawn in batches: nothing in them has a name. B pictures, H x W pixels, 0..1.
+"""Pictures that look like photos, drawn in batches. The model can name nothing in them. B pictures, H x W pixels, 0..1.
 
-Photos have as much variation at every scale, and edges where things hide others. Both are drawn: sums of noise at all
-scales, and leaves of any size that hide each other. Nothing is copied from the host and nothing waits for
-the device, so that a CUDA graph can hold all of it.
+Photos vary equally at all scales, and have edges where things hide others. So these are drawn as sums of noise at all
+scales, and as leaves of any size that hide each other. Nothing is copied from the host or waits for the device, so that
+a CUDA graph can capture it.
 """
 
 import math
@@ -25,20 +25,20 @@ def rand(batch: int, low: float, high: float, device: torch.device) -> Tensor:
 
 
 def places(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of every pixel, 0 to 1 along the shorter side."""
+    """The y and x of every pixel, 0 to 1 along the shorter side."""
     side = min(height, width)
     y = torch.arange(height, device=device)[None, None, :, None] / side
     return y, torch.arange(width, device=device)[None, None, None, :] / side
 
 
 def noise(batch: int, height: int, width: int, device: torch.device, nodes: int, channels: int = 1) -> Tensor:
-    """Of about unit strength, and smooth between `nodes` by `nodes` values."""
+    """Noise of about unit strength, interpolated between `nodes` by `nodes` values."""
     values = torch.randn(batch, channels, nodes, nodes, device=device)
     return functional.interpolate(values, size=(height, width), mode="bilinear", align_corners=True)
 
 
 def clouds(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Noise that is weaker the finer it is, mostly of light and dark, a little of colour; a quarter has stripes."""
+    """Noise that is weaker the finer it is, mostly in brightness, a little in color; a quarter has stripes."""
     fade = rand(batch, 0.25, 1.0, device)
     total = torch.zeros(batch, 3, height, width, device=device)
     for level, nodes in enumerate(SCALES):
@@ -52,7 +52,7 @@ def clouds(batch: int, height: int, width: int, device: torch.device) -> Tensor:
 
 
 def _stripes(behind: Tensor) -> Tensor:
-    """Waves across the picture, bent by what is there."""
+    """Waves across the picture, bent by its brightness."""
     batch, _, height, width = behind.shape
     y, x = places(height, width, behind.device)
     angle, often, bend = (rand(batch, 0, 1, behind.device) for _ in range(3))
@@ -62,8 +62,8 @@ def _stripes(behind: Tensor) -> Tensor:
 
 
 class Leaves(NamedTuple):
-    """Ellipses, or near rectangles with a high `power`; all (B, K), the first at the bottom, and colours (B, K, 3).
-    `across` and `down` are half their size, in shorter sides of the picture."""
+    """Ellipses, or with a high `power` almost rectangles; all (B, K), the first at the bottom, and colors (B, K, 3).
+    `across` and `down` are half their size, relative to the shorter side of the picture."""
 
     x: Tensor
     y: Tensor
@@ -75,7 +75,7 @@ class Leaves(NamedTuple):
 
 
 def pile(canvas: Tensor, leaves: Leaves, shade: float = 0.2) -> Tensor:
-    """The canvas under leaves that are lighter on one side."""
+    """Draws leaves, lighter on one side, onto the canvas."""
     y, x = places(canvas.shape[2], canvas.shape[3], canvas.device)
     cos, sin = leaves.turn.cos(), leaves.turn.sin()
     middle_across, middle_down = leaves.x * cos + leaves.y * sin, leaves.y * cos - leaves.x * sin
@@ -91,8 +91,7 @@ def pile(canvas: Tensor, leaves: Leaves, shade: float = 0.2) -> Tensor:
 
 
 def foliage(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Leaves that fill the picture, the large ones first; colours of a picture are near each other. Most have the
-    surface of clouds."""
+    """Leaves that fill the picture, the large ones at the bottom, in similar colors. Most have a cloudy texture."""
     shape = (batch, MOST_LEAVES)
     side = min(height, width)
     size = (0.7 * torch.rand(shape, device=device).pow(2) + 0.04).sort(dim=1, descending=True).values
@@ -112,7 +111,7 @@ def foliage(batch: int, height: int, width: int, device: torch.device) -> Tensor
 
 
 def landscapes(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Ridges one before the other, each darker and rougher than the one behind it, under a sky."""
+    """Ridges in front of each other, under a sky."""
     y, x = places(height, width, device)
     y, x = y * (min(height, width) / height), x * (min(height, width) / width)
     rough = clouds(batch, height, width, device) - HALF
@@ -133,7 +132,7 @@ def landscapes(batch: int, height: int, width: int, device: torch.device) -> Ten
 
 
 def portraits(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """A head with hair, eyes, nose and mouth over shoulders, before something out of focus."""
+    """A head with hair, eyes, nose and mouth on shoulders, in front of something out of focus."""
     side = min(height, width)
 
     def some(low: float, high: float) -> Tensor:
@@ -145,7 +144,7 @@ def portraits(batch: int, height: int, width: int, device: torch.device) -> Tens
     skin = torch.stack([light + (dark - light) * tan for light, dark in zip(*SKIN, strict=True)], 1)
     hair, cloth, lips = torch.rand(batch, 3, device=device) * 0.5, torch.rand(batch, 3, device=device), skin * 0.7
     eye, gap, look = skin * 0.2, some(0.35, 0.45), some(-0.15, 0.15)
-    parts = (  # x and y from the head's middle, half its size, all in heads; power; colour
+    parts = (  # x and y from the head's center, half its size, all relative to the head; power; color
         (0.0, 2.6, 1.9, 1.4, 2.5, cloth),
         (0.0, 1.1, 0.45, 0.6, 4.0, skin * 0.85),
         (0.0, -0.25, 1.0, 1.15, 2.2, hair),
@@ -170,7 +169,7 @@ def portraits(batch: int, height: int, width: int, device: torch.device) -> Tens
 
 
 def pebbles(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Very many small things side by side: every pixel belongs to the nearest of the points of a shaken grid."""
+    """Very many small things side by side: each pixel belongs to the nearest point of a jittered grid."""
     y, x = places(height, width, device)
     number = rand(batch, 5, 22, device)
     u, v = x * number, y * number
@@ -196,5 +195,5 @@ def pebbles(batch: int, height: int, width: int, device: torch.device) -> Tensor
 
 
 def _hash(x: Tensor, y: Tensor, seed: Tensor) -> Tensor:
-    """The same number, 0 to 1, for every pixel of a cell."""
+    """A random number, 0 to 1, the same for every pixel of a cell."""
     return (torch.sin(x * 12.9898 + y * 78.233 + seed) * 43758.5453).frac().abs()

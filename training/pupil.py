@@ -1,4 +1,4 @@
-"""The weights that are trained and the optimizer that changes them."""
+"""The trained weights and their optimizer."""
 
 import math
 from pathlib import Path
@@ -15,13 +15,13 @@ _GUIDE = "guide."
 
 
 class Pupil:
-    """Weights in two precisions: those that the passes use, and the masters that the optimizer changes. Those of a
-    guide are trained too, and not exported; those that need no gradient are exported as they are."""
+    """Weights in two precisions: working copies for the passes, and masters for the optimizer. A guide's weights are
+    trained but not exported. Weights that need no gradient are exported unchanged."""
 
     def __init__(
         self, model: Model, rate: float, device: torch.device, guide: Guide | None = None, *, warm_up: int = 300
     ) -> None:
-        """The rate is reached after `warm_up` steps."""
+        """The learning rate is reached after `warm_up` steps."""
         self.model, self.guide, self.rate, self.warm_up = model, guide, rate, warm_up
         self.names = [name for name, part in model.named_parameters() if part.requires_grad]
         if guide is not None:
@@ -41,7 +41,7 @@ class Pupil:
 
     @torch.no_grad()
     def update(self, progress: float, step: int) -> None:
-        """One step of the optimizer; `progress` runs from 0 to 1."""
+        """Takes one step of the optimizer; `progress` runs from 0 to 1."""
         gradients = [master.grad for master in self.masters if master.grad is not None]
         torch._foreach_copy_(gradients, [part.grad for part in self.working if part.grad is not None])
         torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
@@ -65,7 +65,7 @@ class Pupil:
 
     @torch.no_grad()
     def load(self, path: Path) -> tuple[int, float]:
-        """The step and the seconds at which the state was saved."""
+        """Returns the step and the seconds at which the state was saved."""
         tensors = load_file(path)
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(tensors[name])
@@ -89,6 +89,6 @@ class Pupil:
 
 
 def schedule(progress: float, step: int, warm_up: int) -> float:
-    """Up within the first steps, then half a cosine down to one hundredth."""
+    """A linear warm-up, then half a cosine down to one hundredth."""
     fall = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return fall * min(1.0, (step + 1) / warm_up)

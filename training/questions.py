@@ -1,4 +1,4 @@
-"""What can be asked about one picture, and the answer. B samples, K places."""
+"""Questions about one picture, with their answers. B samples, K places."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from training.language import COLORS, SHAPES
 from training.scenes import Script, Shapes
 
 DOWN = 0.3
-"""How much a place further down counts, beside one further to the right, in the order of a description."""
+"""The weight of the vertical place in the order of a description; the horizontal one has weight 1."""
 
 
 def ask_shapes(
     facts: Shapes, num_words: int, turns: int = 1, *, counting: float = 1.0, longer: float = 1.0
 ) -> list[Turn]:
-    """Things are counted `counting` times as often as usual; for `longer` see Draft."""
+    """Asks about shapes. Counts are asked `counting` times as often as usual; for `longer` see Draft."""
     draft = Draft(facts.shape.shape[0], facts.shape.device, longer)
     num = facts.present.sum(1)
     unique = _unique(facts.shape, facts.present)
@@ -33,7 +33,7 @@ def ask_shapes(
 
 
 def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
-    """Of several things each question means another."""
+    """Offers questions about names and colors. If there are several things, each question is about another."""
     alone = num == 1
     draft.offer("shape", 2.0 * alone, "shape", shape=facts.shape[:, 0])
     draft.offer("color", 2.0 * alone, "color", color=facts.color[:, 0])
@@ -51,7 +51,7 @@ def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None
 
 
 def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> None:
-    """Mostly of what is there, sometimes of anything; each of something else."""
+    """Offers counts, mostly of things in the picture, sometimes of any; each question draws its own."""
     wanted = torch.where(num > 1, 1.0, 0.25) * counting
     draft.offer("count all", 0.8 * wanted, "number", number=num)
     shape, _ = subject(facts)
@@ -74,7 +74,7 @@ def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> No
 
 
 def _ask_count_and_color(draft: Draft, facts: Shapes, wanted: Tensor) -> None:
-    """Of things of one shape, where they have one color."""
+    """Offers number and color of the things of one shape, if they share a color."""
     index, _ = _pick(facts.present)
     shape, color = _at(facts.shape, index), _at(facts.color, index)
     is_shape = (facts.shape == shape[:, None]) * facts.present
@@ -85,7 +85,7 @@ def _ask_count_and_color(draft: Draft, facts: Shapes, wanted: Tensor) -> None:
 
 
 def _ask_presence(draft: Draft, facts: Shapes) -> None:
-    """Half of the questions are about something of the picture. Others may hit something of it by chance."""
+    """Half of the questions are about something in the picture; the others may be by chance."""
     true_shape, true_color = subject(facts, share=1.0)
     coin = torch.rand(draft.batch, 2, device=draft.device) < 0.5
     shape = torch.where(coin[:, 0], true_shape, torch.randint_like(true_shape, len(SHAPES)))
@@ -98,7 +98,7 @@ def _ask_presence(draft: Draft, facts: Shapes) -> None:
 
 
 class _Two(NamedTuple):
-    """Two things of different shapes: their names and how they lie; sides are 0..3 as SLOTS has them."""
+    """Two things of different shapes: their names, and how they are placed; sides are 0..3, as in SLOTS."""
 
     names: dict[str, Tensor]
     colors: dict[str, Tensor]
@@ -132,7 +132,7 @@ def _two(facts: Shapes, unique: Tensor) -> _Two:
 
 
 def _ask_places(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
-    """Three pairs of things, so that where there are more than two an answer seldom gives the next one away."""
+    """Draws three pairs of things, so that an answer rarely gives the next one away if there are more than two."""
     for kind, weight, has_colors in (("relation", 2.5, False), ("relation both", 0.6, True)):
         two = _two(facts, unique)
         by_x = two.clear_x & (~two.clear_y | (torch.rand(draft.batch, device=draft.device) < 0.5))
@@ -151,7 +151,8 @@ def _ask_places(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> Non
 
 
 def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
-    """On which half of the picture something lies; across and down are asked of two things."""
+    """Offers questions about the half of the picture that something is in; left or right and top or bottom are drawn
+    separately."""
     alone = num == 1
     for kind, suffix, places, size, base in (
         ("on the left", "side", facts.x, facts.width, 0),
@@ -167,7 +168,7 @@ def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None
 
 
 def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    """What lies furthest to a side, where that is clear: places are looked for before they can be told."""
+    """Asks what is closest to an edge, if that is clear. The model must search by place instead of naming one."""
     for places, size, base in ((facts.x, facts.width, 0), (facts.y, facts.height, 2)):
         is_far = torch.randint(0, 2, (draft.batch,), device=draft.device)
         signed = torch.where(is_far[:, None] > 0, -places, places).masked_fill(facts.present == 0, 1e6)
@@ -180,8 +181,8 @@ def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    """Up to three shapes from left to right, and from top to bottom where they lie one above the other; of more only
-    the number."""
+    """Describes up to three shapes from left to right, and from top to bottom if they are above each other; for more,
+    only the number."""
     along = facts.x / facts.width + DOWN * facts.y / facts.height
     order = along.masked_fill(facts.present == 0, 1e6).argsort(1)
     shape, color = facts.shape.gather(1, order), facts.color.gather(1, order)
@@ -238,7 +239,7 @@ def _ask_digit_traits(draft: Draft, script: Script, spelled: Columns, alone: Ten
 
 
 def subject(facts: Shapes, share: float = 0.88) -> tuple[Tensor, Tensor]:
-    """A shape and a colour, each for itself of the picture in `share` of all cases, else any."""
+    """Draws a shape and a color. Each is, independently, one of the picture in `share` of all cases, else any."""
     index, _ = _pick(facts.present)
     coin = torch.rand(len(index), 2, device=index.device) < share
     shape, color = _at(facts.shape, index), _at(facts.color, index)
@@ -253,7 +254,7 @@ def _unique(values_BK: Tensor, present_BK: Tensor) -> Tensor:
 
 
 def _pick(allowed_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """A random allowed place, and whether there is one."""
+    """Picks a random allowed place; also says whether there is one."""
     score = torch.rand(allowed_BK.shape, device=allowed_BK.device) * allowed_BK
     return score.argmax(1), allowed_BK.sum(1) > 0
 

@@ -1,4 +1,4 @@
-"""Pictures with what is true of them. B samples, K places for sprites, H x W pixels."""
+"""Pictures, and the facts about them. B samples, K places for sprites, H x W pixels."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ MAX_SHAPES = 7
 MAX_DIGITS = 3
 MAX_LETTERS = 7
 BLANK = 26
-"""The letter, and likewise 10 the digit, that is none."""
+"""Pads letters, as 10 pads digits."""
 
 GAP = 1.2
 Drawn = TypeVar("Drawn", Pose, Ink)
@@ -23,7 +23,7 @@ Drawn = TypeVar("Drawn", Pose, Ink)
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes on a picture, all (B, K): what, which colour, where, how large, and whether there at all."""
+    """Shapes on a picture, all (B, K): shape, color, place, size, and whether present."""
 
     shape: Tensor
     color: Tensor
@@ -38,8 +38,8 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Script:
-    """Characters in a row: digits 0..9 or letters 0..25, padded with the blank one; (B, K), and their colour (B,).
-    `x` and `y` (B, K) are their middles, in pixels."""
+    """Characters in a row (B, K): digits 0..9 or letters 0..25, padded with blanks, and their color (B,). `x` and `y`
+    (B, K) are their centers, in pixels."""
 
     characters: Tensor
     length: Tensor
@@ -71,7 +71,7 @@ class Studio:
         return self.paint(canvas, facts), facts
 
     def arrange(self, batch: int, height: int, width: int, behind_B3: Tensor, num: Tensor | None = None) -> Shapes:
-        """One shape in an eighth of the pictures, two to four different ones in nearly half, up to seven in others."""
+        """Places one shape in an eighth of the pictures, two to four different ones in almost half, else up to 7."""
         if num is None:
             chance = self.rand(batch)
             few, many = 2 + self.integers(3, batch), 2 + (self.rand(batch).sqrt() * 6).long()
@@ -91,12 +91,12 @@ class Studio:
         return self.rand(batch, len(SHAPES)).argsort(-1)[:, :MAX_SHAPES]
 
     def _clustered(self, batch: int) -> Tensor:
-        """Most of one kind, some of a second, a few of any."""
+        """Shapes mostly of one kind, some of a second, a few of any."""
         kinds = self._distinct(batch)
         return kinds.gather(1, self._owners(batch))
 
     def _owners(self, batch: int) -> Tensor:
-        """For every place whose value it takes: the first's, the second's, or its own."""
+        """Says for each place whose value it copies: the first's, the second's, or its own."""
         share = self.rand(batch, 1) * 1.35
         chance = self.rand(batch, MAX_SHAPES)
         own = torch.arange(MAX_SHAPES, device=self.device).expand(batch, -1)
@@ -105,7 +105,7 @@ class Studio:
         return torch.where(chance < share, torch.zeros_like(own), other)
 
     def _place(self, num: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Places where no two shapes touch: the first of many darts that hits free ground, else the least bad."""
+        """Draws places where no two shapes touch: for each shape the first of 24 tries that is free, else the best."""
         batch, side = num.shape[0], min(height, width)
         most = torch.where(num == 1, torch.full_like(num, 0.4, dtype=torch.float32), 0.27 - 0.017 * num.float())
         least = (0.075 - 0.005 * num.float()).clamp(min=0.05)
@@ -130,7 +130,7 @@ class Studio:
         return x, y, radius * self._shrinkage(x, y, radius, num)
 
     def _shrinkage(self, x: Tensor, y: Tensor, radius: Tensor, num: Tensor) -> Tensor:
-        """What all radii must be multiplied by so that the present shapes keep apart."""
+        """The factor for all radii that keeps the present shapes apart."""
         apart = torch.hypot(x[:, :, None] - x[:, None], y[:, :, None] - y[:, None])
         ratio = apart / (GAP * (radius[:, :, None] + radius[:, None]))
         places = torch.arange(MAX_SHAPES, device=self.device)
@@ -139,7 +139,7 @@ class Studio:
         return ratio.amin((1, 2)).clamp(0.3, 1.0)[:, None]
 
     def paint(self, canvas: Tensor, facts: Shapes, styles: "Styles | None" = None) -> Tensor:
-        """Shapes on the canvas, which is written over; a tenth of the pictures has dark lines around its shapes."""
+        """Draws shapes onto the canvas, in place. In a tenth of the pictures they have dark outlines."""
         styles = styles or self.style(facts)
         half = facts.radius * SHAPE_REACH
         pose = Pose(facts.x, facts.y, half * styles.stretch, half / styles.stretch, styles.turn)
@@ -152,7 +152,7 @@ class Studio:
         return draw(canvas, styles.fields, pose, ink)
 
     def style(self, facts: Shapes) -> "Styles":
-        """Turn, stretch and softness of every shape; a sixth of those that have an inside are outlines."""
+        """Draws rotation, stretch and softness of each shape; a sixth of those with an interior are only outlines."""
         batch = facts.shape.shape[0]
         turn = self.bank.turns_N[facts.shape] * self.uniform(-1, 1, batch, MAX_SHAPES)
         is_long = facts.shape >= SHAPES.index("rectangle")
@@ -170,7 +170,7 @@ class Studio:
         return Styles(fields, turn, stretch, softness, edge)
 
     def digits(self, batch: int, height: int, width: int) -> tuple[Tensor, Script]:
-        """One to three handwritten digits in a row, in strokes of many kinds."""
+        """Draws one to three handwritten digits in a row, in many kinds of strokes."""
         canvas, behind = backdrop(batch, height, width, self.device)
         chance = self.rand(batch)
         num = 1 + (chance > 0.7).long() + (chance > 0.86).long()
@@ -199,15 +199,15 @@ class Studio:
         return canvas, Script(labels, num, color[:, 0], pose.x, pose.y)
 
     def _digit_side(self, num: Tensor, height: int, width: int) -> Tensor:
-        """The side of a digit's square: from a third of the picture to all of it, as wide as several of them allow."""
+        """The side of a digit's square: from a third of the picture to all of it, if that many digits fit."""
         alone = self.uniform(0.34, 1.12, num.shape[0]) * min(height, width)
         fit = (width / (0.45 + 0.68 * num)).clamp(max=height * 1.1)
         row = fit * self.uniform(0.35, 1.0, num.shape[0]).sqrt()
         return torch.where(num == 1, alone, row).clamp(min=24.0)
 
     def _strokes(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Fields of digits: as they are, coarse (7 to 12 cells a side, smooth or square, most of them fitted to their
-        frame), thick, thin; a fifth of them is printed, not written, for forms that few people write."""
+        """Makes fields of digits: unchanged, coarse (7 to 12 cells a side, smooth or square, most of them fitted to
+        their frame), thick, or thin. A fifth are printed, because some printed forms are rarely handwritten."""
         written = self.bank.digits_NSS[index].float() / 15
         n = len(written)
         raw = torch.where((self.rand(n) < 0.2)[:, None, None], self._printed(self.bank.labels_N[index]), written)
@@ -221,7 +221,7 @@ class Studio:
         middle = len(rest) // 2
         thick = functional.max_pool2d(rest[:middle, None], 2, 1, 1)[:, 0, :28, :28]
         thin = -functional.max_pool2d(-rest[middle:, None], 2, 1, 1)[:, 0, :28, :28] * 0.7 + rest[middle:] * 0.5
-        # What lies at the border of a field goes on for ever, so nothing may lie there.
+        # Values at the border of a field extend without end, so the border must be empty.
         fields = functional.pad(torch.cat([*pieces, thick, thin]), (1, 1, 1, 1))
         is_crisp = self.rand(n) < 0.4
         gain = 1 + is_crisp * self.uniform(1, 5, n)
@@ -229,14 +229,14 @@ class Studio:
         return fields, edge, gain
 
     def _printed(self, labels: Tensor) -> Tensor:
-        """Digits of any font with the margins and the softness of written ones."""
+        """Digits of any font, with the margins and softness of handwritten ones."""
         font = self.integers(len(self.bank.glyphs_FGSS), len(labels))
         tiles = self.bank.glyphs_FGSS[font, 52 + labels][:, 11:51, 12:52].float()
         solid = (0.5 + tiles * 20).clamp(0, 1)
         return functional.interpolate(solid[:, None], size=(28, 28), mode="bilinear", antialias=True)[:, 0]
 
     def script(self, batch: int, height: int, width: int) -> tuple[Tensor, Script, Tensor]:
-        """A printed word of one to seven letters, or a number of one to four digits (True in the last tensor)."""
+        """Draws a printed word of one to seven letters, or a number of one to four digits (True in the last tensor)."""
         canvas, behind = backdrop(batch, height, width, self.device)
         font = self.integers(len(self.bank.glyphs_FGSS), batch)
         letters, length = self._spelling(batch)
@@ -254,7 +254,7 @@ class Studio:
         return canvas, Script(spelled, length, color[:, 0], pose.x, pose.y), is_number
 
     def _spelling(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Half are words, half letters at random."""
+        """Half are words, half are random letters."""
         words = self.bank.words_N7[self.integers(len(self.bank.words_N7), batch)]
         lengths = (words < BLANK).sum(-1)
         random_lengths = (1 + self.integers(7, batch) - (self.rand(batch) < 0.3).long()).clamp(min=1)
@@ -263,7 +263,7 @@ class Studio:
         return letters, torch.where(is_word, lengths, random_lengths)
 
     def _case(self, batch: int) -> Tensor:
-        """(B, K), 1 for small letters: all capitals, all small, or a capital first."""
+        """(B, K), 1 for lower case: all capitals, all lower case, or one capital first."""
         chance = self.rand(batch, 1)
         places = torch.arange(MAX_LETTERS, device=self.device)[None]
         return ((chance > 0.45) & ((chance < 0.82) | (places > 0))).long()
@@ -298,7 +298,7 @@ class Studio:
         return draw(canvas, self.bank.glyphs_FGSS[font[:, None], glyph].float(), pose, ink), pose
 
     def video(self, batch: int, height: int, width: int) -> tuple[Tensor, Shapes, Tensor, Tensor]:
-        """(B, 2, 3, H, W) frames of shapes of which the first moves (ways 0..3) or changes its size (4, 5)."""
+        """Draws (B, 2, 3, H, W) frames of shapes, the first of which moves (ways 0..3) or changes its size (4, 5)."""
         canvas, behind = backdrop(batch, height, width, self.device)
         facts = self.arrange(batch, height, width, behind, 1 + (self.rand(batch) < 0.2).long())
         facts = replace(facts, radius=facts.radius.clamp(max=min(height, width) * 0.22))
@@ -350,7 +350,7 @@ def _first(count: int, item: Drawn) -> Drawn:
 
 
 def _fitted(fields: Tensor, wide: Tensor) -> Tensor:
-    """Strokes in the middle of a frame of their own height that is `wide` times as broad."""
+    """Centers strokes in a frame of their height that is `wide` times as wide."""
     solid, ticks = fields > 0.3, torch.arange(fields.shape[-1], device=fields.device)
 
     def ends(filled: Tensor) -> tuple[Tensor, Tensor]:
@@ -369,7 +369,7 @@ def _fitted(fields: Tensor, wide: Tensor) -> Tensor:
 
 
 def _coarse(inner: Tensor, cells: int, *, smooth: bool) -> Tensor:
-    """Strokes as a scanner of few cells sees them."""
+    """Strokes as a scanner with few cells sees them."""
     small = (functional.adaptive_avg_pool2d(inner.unsqueeze(1), (cells, cells)) * 1.5).clamp(0, 1)
     if not smooth:
         return functional.interpolate(small, size=(28, 28), mode="nearest").squeeze(1)

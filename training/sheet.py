@@ -1,6 +1,6 @@
-"""Draws what the model is taught on one sheet: `python -m training.sheet --data data.safetensors --out sheet.png`.
+"""Draws samples of the training data on one sheet: `python -m training.sheet --data data.safetensors --out sheet.png`.
 
-Every picture is as the model sees it, with its conversation below. To be looked at before a run.
+Every picture is shown as the model sees it, with its conversation below. Look at it before a run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ CELL, TEXT_HEIGHT, LINE_LETTERS = 224, 130, 40
 GRIDS = ((7, 7), (6, 6), (6, 8), (4, 10), (8, 6), (5, 9))
 COLUMNS = 8
 MANY = 64
-"""Pictures of a batch: enough for every kind of them."""
+"""Pictures of a batch, enough to have all kinds."""
 
 
 def open_recipe(data: Path) -> Recipe:
@@ -40,7 +40,7 @@ def open_recipe(data: Path) -> Recipe:
 
 
 def cells(recipe: Recipe, kind: str, only: str) -> Iterator[tuple[list[Image.Image], str]]:
-    """Pictures and conversations without end; those that say `only`, where that is given."""
+    """Yields pictures and conversations without end; if `only` is given, only those that contain it."""
     while True:
         for grid in GRIDS:
             batch = getattr(recipe, kind)(grid, MANY)
@@ -52,9 +52,7 @@ def cells(recipe: Recipe, kind: str, only: str) -> Iterator[tuple[list[Image.Ima
 
 def conversation(recipe: Recipe, batch: Batch, index: int) -> str:
     """One line for each question and answer."""
-    text = recipe.book.tokenizer.decode(
-        [token for token in batch.ids[index].tolist() if token]
-    )  # 0 fills what is empty
+    text = recipe.book.tokenizer.decode([token for token in batch.ids[index].tolist() if token])  # 0 is padding
     return text.replace("user\n", "? ").replace("assistant\n", "= ").strip()
 
 
@@ -65,7 +63,7 @@ def pictures(batch: Batch, grid: tuple[int, int], index: int) -> list[Image.Imag
 
 
 def _image(patches_PC: Tensor, grid: tuple[int, int]) -> Image.Image:
-    """The inverse of cutting a picture into patches, which lie in groups of `MERGE` by `MERGE`."""
+    """Undoes the cutting of a picture into patches, which come in groups of `MERGE` by `MERGE`."""
     rows, columns = grid
     parts = patches_PC[:, -3 * PATCH * PATCH :].reshape(rows, columns, MERGE, MERGE, 3, PATCH, PATCH)
     pixels = parts.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * FACTOR, columns * FACTOR, 3)

@@ -1,4 +1,4 @@
-"""Everything that is drawn is a sprite: a small field that is positive inside, placed by an affine map and blended.
+"""Everything is drawn as sprites: small fields that are positive inside, placed by an affine map and blended.
 
 Shapes and glyphs are signed distances, digits are the strokes of MNIST. B samples, S side of a field, H x W pixels.
 """
@@ -15,7 +15,7 @@ from training.language import SHAPES
 
 SHAPE_SIDE = 64
 SHAPE_REACH = 1.3
-"""A shape of radius 1 lies in a field from -1.3 to 1.3, so that its edge never touches the border."""
+"""The field of a shape of radius 1 reaches from -1.3 to 1.3, so that the shape never touches the border."""
 
 GLYPH_REACH = 0.75
 """A glyph's field is 1.5 em wide; `GLYPH_CLIP` em is the largest distance it stores."""
@@ -24,12 +24,12 @@ GLYPH_CLIP = 0.12
 
 TURNS = {"circle": 3.0, "square": 0.2, "triangle": 0.25, "star": 0.6, "cross": 0.25}
 TURNS |= {"diamond": 0.15, "heart": 0.3, "ring": 3.0, "rectangle": 0.2, "oval": 0.5}
-"""How far, in radians, a shape may be turned and keep its name."""
+"""How far, in radians, a shape may be rotated without changing its name."""
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where sprites lie, all (B, K): centre and half size in pixels, turn in radians, slant."""
+    """Where sprites are, all (B, K): center and half size in pixels, rotation in radians, slant."""
 
     x: Tensor
     y: Tensor
@@ -41,7 +41,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Ink:
-    """alpha = (field - edge) * gain + 0.5, kept within 0 and 1; sprites that are not `shown` get none. (B, K)."""
+    """alpha = (field - edge) * gain + 0.5, clamped to 0..1, and 0 for sprites that are not `shown`. All (B, K)."""
 
     rgb_BK3: Tensor
     edge: Tensor
@@ -50,7 +50,7 @@ class Ink:
 
 
 def draw(canvas_BCHW: Tensor, fields_BKSS: Tensor, pose: Pose, ink: Ink) -> Tensor:
-    """The canvas with the sprites of each sample, one over the other. On a GPU the canvas is written in place."""
+    """Draws the sprites of each sample over each other. On a GPU the canvas is written in place."""
     theta_BK23 = _theta(pose, *canvas_BCHW.shape[-2:])
     gain_BK = ink.gain * ink.shown
     bias_BK = (0.5 - ink.edge * ink.gain) * ink.shown - 1e3 * (1 - ink.shown)
@@ -78,7 +78,7 @@ def blend(
 
 
 def kernel_error(device: torch.device) -> float:
-    """How far the kernel is from its twin; more than rounding is an error."""
+    """The largest difference between the kernel and its twin. More than rounding raises an error."""
     canvas, fields = torch.rand(8, 3, 64, 96, device=device), torch.rand(8, 3, 28, 28, device=device)
     x, y, turn = (torch.rand(8, 3, device=device) * scale for scale in (96, 64, 6))
     pose = Pose(x, y, 5 + x / 3, 5 + y / 3, turn, turn / 9)
@@ -94,7 +94,7 @@ def _to_cpu(part: Any) -> Any:
 
 
 def _theta(pose: Pose, height: int, width: int) -> Tensor:
-    """From a pixel's place in the canvas (-1..1) to its place in the field (-1..1)."""
+    """Maps a pixel's place in the canvas (-1..1) to its place in the field (-1..1)."""
     cos, sin = pose.turn.cos(), pose.turn.sin()
     across_x, across_y = cos, sin
     if pose.slant is not None:
@@ -155,7 +155,7 @@ def _polygon(x: Tensor, y: Tensor, corners: list[tuple[float, float]]) -> Tensor
 
 
 def _heart(x: Tensor, y: Tensor) -> Tensor:
-    """Two circles over a point, as a polygon of its outline."""
+    """The outline of a heart, two circles over a point, as a polygon."""
     corners = []
     for i in range(48):
         t = 2 * math.pi * i / 48
@@ -166,7 +166,7 @@ def _heart(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _oval(x: Tensor, y: Tensor, half_x: float, half_y: float) -> Tensor:
-    """First-order distance to an ellipse, exact where it counts, at the edge."""
+    """First-order distance to an ellipse, exact at the edge, where it matters."""
     level = torch.hypot(x / half_x, y / half_y)
     slope = torch.hypot(x / half_x**2, y / half_y**2) / level.clamp(min=1e-6)
     return (1 - level) / slope.clamp(min=1 / half_x)
@@ -188,7 +188,7 @@ class Bank:
 def make_bank(
     tensors: dict[str, Tensor], device: torch.device, *, num_heldout: int = 2000, heldout: bool = False
 ) -> Bank:
-    """The last `num_heldout` digits are never trained on; `heldout` gives just those."""
+    """Training never uses the last `num_heldout` digits; `heldout` selects just those."""
     packed = tensors["digits"]
     digits = torch.stack([packed >> 4, packed & 15], -1).flatten(1).unflatten(1, (28, 28)).to(torch.uint8)
     part = slice(len(digits) - num_heldout, None) if heldout else slice(None, len(digits) - num_heldout)

@@ -1,4 +1,4 @@
-"""Pictures of nothing that the model knows, of many kinds: it learns to say so. B pictures, H x W pixels."""
+"""Pictures of many kinds that show nothing the model knows; it learns to say so. B pictures, H x W pixels."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Kind = Callable[[int, int, int, torch.device], Tensor]
 
 
 def strange(batch: int, height: int, width: int, glyphs_FGSS: Tensor) -> Tensor:
-    """(B, 3, H, W): of each kind as many, of leaves twice as many, in random order, most with their colours paler."""
+    """Draws (B, 3, H, W) pictures, as many of each kind, but twice as many leaves, in random order, most paler."""
     device = glyphs_FGSS.device
     if not batch:
         return torch.zeros(0, 3, height, width, device=device)
@@ -24,7 +24,7 @@ def strange(batch: int, height: int, width: int, glyphs_FGSS: Tensor) -> Tensor:
         *((1, papers.plots), (1, papers.doodles), (1, papers.empty), (1, papers.cloths), (1, papers.tangles)),
     )
     total = sum(share for share, _ in kinds)
-    shift = random.random()  # a small batch has no room for all kinds: which it has is left to chance
+    shift = random.random()  # a small batch cannot have all kinds, so chance decides which it has
     ends = [int(batch * end / total + shift) for end in accumulate((share for share, _ in kinds), initial=0)]
     made = [
         kind(end - start, height, width, device)
@@ -32,6 +32,8 @@ def strange(batch: int, height: int, width: int, glyphs_FGSS: Tensor) -> Tensor:
         if end > start
     ]
     picture = torch.cat([part.expand(-1, 3, -1, -1) for part in made])
-    picture = picture[torch.rand(batch, device=device).argsort()]  # what a camera does depends on the place in a batch
+    picture = picture[
+        torch.rand(batch, device=device).argsort()
+    ]  # `photograph` treats pictures by their place in the batch
     colorful = photos.rand(batch, 0.1, 1.4, device).clamp(max=1)
     return torch.lerp(picture.mean(1, keepdim=True).expand_as(picture), picture, colorful)

@@ -1,10 +1,10 @@
-"""Trains the bundled model on pictures that are drawn as it goes.
+"""Trains the bundled model on pictures that are drawn on the fly.
 
     python -m training.train --data .gpu/school/data.safetensors --out OUT --minutes 8.5
 
 OUT gets model.safetensors, log.txt and report.json; `python -m training.export` makes a checkpoint folder of them. The
-learning rate follows the clock, so the run ends by itself and in time whatever the machine's speed. With --resume a
-stopped run goes on from the state it saved last.
+learning rate follows the clock, so the run ends on time whatever the machine's speed. With --resume a stopped run
+continues from its last saved state.
 """
 
 import argparse
@@ -36,16 +36,16 @@ from training.sprites import kernel_error, make_bank
 from training.vocabulary import token_id
 
 RESERVE_S = 12.0
-"""Left of the time for the last evaluation and the files."""
+"""Time reserved for the last evaluation and for writing files."""
 
 SAVE_S = 40.0
-"""So often, at the next report, weights and state are written."""
+"""Seconds after which the next report also saves weights and state."""
 
 TOO_SLOW = 3
 """The exit status of a run that --least-rate or a broken loss ended."""
 
 SETTLED_STEPS, TRIAL_S = 10, 60.0
-"""After so many steps the machine is warm; the rate is then judged by the second half of so many seconds."""
+"""The machine is warm after SETTLED_STEPS steps; the second half of the next TRIAL_S seconds then decides the rate."""
 
 GUIDE_SHARE, GUIDED_PART = 0.4, 0.6
 
@@ -129,7 +129,7 @@ def read_options() -> Options:
 
 
 class Log:
-    """Lines to the terminal and to a file."""
+    """Writes lines to the terminal and to a file."""
 
     def __init__(self, path: Path, started: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def train(school: School, started: float) -> dict[str, object]:
         pupil.update(clock.progress(), step)
         step += 1
         if step == clock.first_step + 1:
-            gc.freeze()  # a compiler leaves very many objects, which no later collection needs to walk through
+            gc.freeze()  # compilation leaves very many objects that later collections would traverse
         clock.check(step)
         if clock.is_time_to_report():
             teacher.report(step)
@@ -248,12 +248,12 @@ def train(school: School, started: float) -> dict[str, object]:
 
 
 def guidance(progress: float) -> float:
-    """How much the guide's loss counts: ever less, and nothing in the last part of a run."""
+    """The weight of the guide's loss: it falls linearly, to 0 for the last part of a run."""
     return GUIDE_SHARE * max(0.0, 1 - progress / GUIDED_PART)
 
 
 class _Clock:
-    """How far the run is, by time; the seconds of an earlier run count."""
+    """Measures the progress of the run by time, which includes the seconds of a resumed run."""
 
     def __init__(self, started: float, before_s: float, options: Options, step: int) -> None:
         self.started, self.before_s, self.options = started, before_s, options
@@ -288,16 +288,16 @@ class _Clock:
 
 
 class HopelessError(Exception):
-    """A run that is not worth its time."""
+    """The run is not worth continuing."""
 
 
 def samples(batch: int) -> int:
-    """Of a step, both batches together."""
+    """The samples of a step, in both batches."""
     return batch + side_batch(batch)
 
 
 class _Teacher:
-    """Examines and reports. Exams are drawn when they are first needed, and kept."""
+    """Evaluates and reports. Exams are drawn when first needed, and kept."""
 
     def __init__(self, school: School, pupil: Pupil, passes: Passes, clock: _Clock) -> None:
         self.school, self.pupil, self.passes, self.clock = school, pupil, passes, clock
@@ -333,8 +333,8 @@ class _Teacher:
 
 
 def line(found: Found, first: Found) -> str:
-    """Percentages: of all answers, of first answers, and by kind, whose words are cut to three letters; kinds that are
-    always right are left out."""
+    """Formats percentages of right answers: all, first ones, and by kind. Kinds are abbreviated to three letters per
+    word, and left out if always right."""
 
     def percent(pairs: Found) -> float:
         right, asked = (sum(pair[i] for pair in pairs.values()) for i in range(2))
@@ -363,7 +363,7 @@ def main() -> None:
 def _run(options: Options, log: Log, started: float) -> dict[str, object]:
     if options.device != "cuda":
         return train(School.open(options, log), started)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a new plan for every shape
     if options.memory_gib:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_gib * 2**30 / total))

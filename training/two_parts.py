@@ -1,4 +1,4 @@
-"""Wordings of questions with two parts, most of them put together: either part first, joined in three ways."""
+"""Wordings of questions with two parts. Most are combined: either part first, joined in three ways."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -35,7 +35,7 @@ def _either_way(firsts: Sequence[str], seconds: Sequence[str]) -> tuple[str, ...
 
 
 _OFTEN = 3
-"""How often a wording of its own comes beside those that are put together."""
+"""How often a separate wording is repeated among the combined ones."""
 
 TWO_PARTS: dict[str, tuple[str, ...]] = {
     "shape and color": (

@@ -84,7 +84,7 @@ def test_what_is_refused_is_not_part_of_the_conversation(typed: Typed, capsys: p
     TerminalChat(asked, [{"type": "image", "image": "given"}]).run()
     assert asked.messages == [[{"role": "user", "content": [{"type": "image", "image": "given"}, *text("fine")]}]]
     told = capsys.readouterr().err
-    for part in ("that is refused", "./gone.png is not a file", "/image needs", "there is no /nonsense", "/clear"):
+    for part in ("that is refused", "./gone.png is not a file", "/image needs", "unknown command /nonsense", "/clear"):
         assert part in told
 
 

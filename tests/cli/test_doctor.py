@@ -30,7 +30,7 @@ def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
     assert not caplog.messages, "nobody asked for the limits that the sample has"
     assert found["config"].found.startswith("Qwen3VLForConditionalGeneration, 3 layers")
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
-    assert "of them an image's" in found["template"].found
+    assert "of them for an image" in found["template"].found
     assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("runs with --tensor-parallel-size 1, 2")
     assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "cache", "files", "port", "sockets"} <= found.keys()
 
@@ -88,9 +88,9 @@ def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("count", "apart", "level", "text"),
     [
-        (0, set(), Level.OK, "0: ranks that share a model are processes on the CPU"),
-        (1, set(), Level.OK, "1: no ranks to share a model"),
-        (4, set(), Level.OK, "4: each can read the memory of the others (symmetric memory)"),
+        (0, set(), Level.OK, "0: tensor-parallel ranks run on the CPU"),
+        (1, set(), Level.OK, "1: no tensor parallelism"),
+        (4, set(), Level.OK, "4: each can read the others' memory (symmetric memory)"),
         (4, {(1, 2), (2, 1)}, Level.NOTE, "4: GPU 1 cannot read the memory of GPU 2 (2 of 12 pairs)"),
     ],
 )

@@ -92,13 +92,13 @@ def test_a_narrow_terminal_loses_no_word(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--image", "12"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
-        (["--image", "0x4"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
+        (["--image", "12"], "write WIDTHxHEIGHT, or name an existing file (--image)"),
+        (["--image", "0x4"], "write WIDTHxHEIGHT, or name an existing file (--image)"),
         (["--image", "99999999x99999999"], "99999999x99999999 pixels; the limit is 67108864 pixels (--image)"),
-        (["--image", "no/such.png"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
+        (["--image", "no/such.png"], "write WIDTHxHEIGHT, or name an existing file (--image)"),
         (["--image", __file__], "the image format is not known"),
         (["--video", "640x480"], "write FRAMESxWIDTHxHEIGHT (--video)"),
-        (["--video", "8x64x64@0"], "0 frames a second"),
+        (["--video", "8x64x64@0"], "0 frames per second"),
         (["--batch", "0"], "it must be at least 1 (--batch)"),
         (["--prompt-tokens", "9k", "--max-model-len", "8k"], "(--max-model-len)"),
         (["--image", "10000x10"], "at most 200 times"),
@@ -138,7 +138,9 @@ def test_a_model_is_explained_for_a_gpu_unless_a_cpu_is_asked_for(
     assert reasons == ({"it fits a bucket"} if is_cuda else {"graphs are off"}), "too large to record on a CPU"
     assert main(model) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith("on a GPU (--device cpu: a CPU): 8,192" if is_cuda else "on a CPU (--device cuda: a GPU): ")
+    assert shown.startswith(
+        "on a GPU (--device cpu for a CPU): 8,192" if is_cuda else "on a CPU (--device cuda for a GPU): "
+    )
 
 
 def test_the_bundled_model_is_explained_with_the_limits_it_is_served_with(

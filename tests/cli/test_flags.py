@@ -127,8 +127,8 @@ def test_keys_names_and_files_keep_their_commas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("files: yes", "files: YAML takes this for bool, not for text; write it in quotes"),
-        ("files: [a, 0123]", "files: YAML takes this for int, not for text; write it in quotes"),
+        ("files: yes", "files: YAML reads this as bool, not as text; put it in quotes"),
+        ("files: [a, 0123]", "files: YAML reads this as int, not as text; put it in quotes"),
         ("num_side: 3", "unknown setting num_side; did you mean num-sides"),
         ("num_sides: three", "num_sides: 'three' is not an integer"),
         ("num_sides: true", "num_sides: True is not a int"),

@@ -101,7 +101,7 @@ def test_weights_of_an_unknown_family_are_not_fetched(
     [
         ([], "saccade pull org/name"),
         (["org/gone"], "the hub cannot be reached (ConnectionError); check the network"),
-        (["."], "is a folder on this machine already"),
+        (["."], "is a local folder"),
     ],
 )
 def test_what_cannot_be_fetched_is_said(

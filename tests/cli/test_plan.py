@@ -80,7 +80,7 @@ def test_a_limit_of_requests_is_not_taken_for_one_of_memory(
     small = ["plan", str(real_size), "--gpu", "H200", "--max-num-seqs", "8"]
     assert main(small) == 0
     shown = capsys.readouterr().out
-    assert "│ 8 *" in shown and "* there is room for more; 8 may run at the same time (--max-num-seqs)" in shown
+    assert "│ 8 *" in shown and "* memory has room for more; at most 8 run at a time (--max-num-seqs)" in shown
     assert shown.startswith(str(real_size)) and shown.count(str(real_size)) == 1
     plan: dict[str, Any] = planned(real_size, capsys, *small[2:], "--gpu", "30GiB")
     [large, little] = plan["gpus"]
@@ -184,7 +184,7 @@ def test_what_each_rank_holds_is_printed(real_size: Path, capsys: pytest.Capture
     assert main(["plan", str(real_size), "--gpu", "H200", "--tensor-parallel-size", "4"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "GiB, ranks 0 to 3" in shown and "exchange with other ranks" in shown
-    assert "each of the 4 ranks has such a GPU" in shown and "36 KiB on a rank" in shown
+    assert "each of the 4 ranks has such a GPU" in shown and "36 KiB of KV cache per rank" in shown
 
 
 @pytest.mark.parametrize(

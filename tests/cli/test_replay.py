@@ -52,7 +52,7 @@ def test_a_wrong_graph_is_wrong_again(
         assert "DIFFERENT" in told and "values of" in told and "differ, the first in row" in told
     assert main(["replay", str(file)]) == 0, "captured without the fault"
     told = capsys.readouterr().out
-    assert "equal" in told and "The replay of the server was another" in told
+    assert "equal" in told and "The server's replay was different" in told
     assert main(["replay", str(file), str(made.folder)]) == 0
     capsys.readouterr()
     refused(made, file, tmp_path, capsys)
@@ -68,7 +68,7 @@ def refused(made: tiny.Tiny, file: Path, folder: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "no file is named"), (["missing"], "cannot read missing"), ([__file__], "is not a file of")],
+    [([], "no file was given"), (["missing"], "cannot read missing"), ([__file__], "is not a file of")],
 )
 def test_what_is_no_file_of_ours_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", *words]) == 2

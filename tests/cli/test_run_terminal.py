@@ -70,7 +70,7 @@ def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
         terminal.expect("purple")
         terminal.expect("> ")
         terminal.type("/clear\n")
-        terminal.expect("a new conversation")
+        terminal.expect("new conversation")
         terminal.expect("> ")
         terminal.type(f"{UP}{UP}\n")
         terminal.expect(question)

@@ -14,7 +14,7 @@ def test_each_variable_that_is_set_gets_one_line_without_its_value() -> None:
     set_ = {"SGLANG_VLM_CACHE_SIZE_MB": "0", "VLLM_API_KEY": "secret", "VLLM_ODD": "1", "SGLANG_PORT": "", "OTHER": "1"}
     notes = variable_notes(set_)
     assert [note.split()[0] for note in notes] == ["SGLANG_VLM_CACHE_SIZE_MB", "VLLM_API_KEY", "VLLM_ODD"]
-    assert "use --encoder-cache-tokens; 0 keeps no image" in notes[0] and "NO KEY is taken from it" in notes[1]
+    assert "use --encoder-cache-tokens; 0 keeps no image" in notes[0] and "it sets NO KEY" in notes[1]
     assert "SACCADE_ variables" in notes[2] and "secret" not in "".join(notes)
 
 

@@ -174,7 +174,9 @@ def test_an_engine_that_rests_has_an_empty_trace(
     file = tmp_path / "trace.json"
     flags = ["--url", watched.url, "--seconds", "0.1", "--admin-api-key", "boss", "--output", str(file)]
     assert main(["trace", *flags]) == 0
-    assert spans_of(json.loads(file.read_text())) == {} and "nothing ran in these seconds" in capsys.readouterr().err
+    assert (
+        spans_of(json.loads(file.read_text())) == {} and "nothing ran during the recording" in capsys.readouterr().err
+    )
 
 
 def test_a_profile_of_the_engine_is_written(http: httpx2.Client, profiles: Path) -> None:

@@ -263,7 +263,7 @@ def test_sums_are_right(school: Class) -> None:
 
 
 def shares(found: Shapes, canvas: Tensor, index: int, k: int) -> float:
-    """How much of a small square in the middle of a shape has its colour."""
+    """How much of a small square in the center of a shape has its color."""
     x, y = int(found.x[index, k]), int(found.y[index, k])
     patch = canvas[index, :, y - 1 : y + 2, x - 1 : x + 2]
     return float((patch - found.rgb[index, k, :, None, None]).abs().amax(0).lt(0.25).float().mean())

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-# Defaults of its settings, for a quick start on a CPU: graphs recorded there hold every temporary, so few and
-# small ones. Its images have at most 64 tokens.
+# Defaults for a quick start on a CPU. Graphs recorded there keep every temporary tensor, so they are few and small. An
+# image has at most 64 tokens.
 LIMITS: dict[str, int] = {
     "max_model_len": 1024,
     "max_num_seqs": 4,
@@ -14,5 +14,4 @@ LIMITS: dict[str, int] = {
 
 
 def path() -> Path:
-    """The folder of the bundled checkpoint."""
     return Path(__file__).parent / "checkpoint"

@@ -1,12 +1,12 @@
-"""Actions of other engines' flags: set something here, do nothing and say why, or stop the command with a reason."""
+"""What flags of other engines do: set one of our settings, do nothing with a note, or stop with a reason."""
 
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
 
-class Take(Action):
-    """A flag that changes nothing; notes what happens instead."""
+class Ignore(Action):
+    """Accepts a flag without effect and notes what happens instead."""
 
     def __init__(self, option_strings: list[str], dest: str, *, note: str, **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
@@ -17,7 +17,7 @@ class Take(Action):
 
 
 class Refuse(Action):
-    """A flag that cannot be honoured: an error, unless it asks for the default behaviour."""
+    """Stops the command, unless the flag has a neutral value, which asks for what happens anyway."""
 
     def __init__(self, option_strings: list[str], dest: str, *, reason: str, neutral: frozenset[str], **how: Any):
         super().__init__(option_strings, dest, nargs="?", **how)
@@ -29,7 +29,7 @@ class Refuse(Action):
 
 
 class Translate(Action):
-    """Translates another engine's value of a setting to ours."""
+    """Translates another engine's value of a setting into ours."""
 
     def __init__(self, option_strings: list[str], dest: str, *, words: Mapping[str, Any], **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
@@ -42,7 +42,7 @@ class Translate(Action):
 
 
 class GraphWord(Action):
-    """A word for --graphs, put before the words of --graphs itself, because the last word for a phase counts."""
+    """Adds a word to --graphs, before the words of --graphs itself: the last word for a phase wins."""
 
     def __init__(self, option_strings: list[str], dest: str, *, word: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **how)
@@ -53,14 +53,14 @@ class GraphWord(Action):
 
 
 class Budget(Action):
-    """SGLang's two limits on the prompt tokens of a batch: the smaller one counts."""
+    """Handles SGLang's two limits on the prompt tokens of a batch: the smaller one wins."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
         if values < 0:
             add_note(
                 namespace,
-                f"{option_string} {values}: prompts longer than --max-num-batched-tokens take several steps all the "
-                "same; raise that to --max-model-len to compute every prompt in one",
+                f"{option_string} {values}: prompts longer than --max-num-batched-tokens still take several steps; "
+                "raise that to --max-model-len to compute every prompt in one step",
             )
             return
         setattr(namespace, self.dest, min(values, getattr(namespace, self.dest, values)))

@@ -1,5 +1,4 @@
-"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, server startup, soaks, and
-simulations of many replicas."""
+"""`saccade bench ...`: benchmarks of model passes, all-reduce, servers and their startup, soaks, and simulations."""
 
 import json
 from argparse import Namespace
@@ -34,28 +33,32 @@ SERVE = "bench serve"
 ABOUT = {
     SERVE: (
         "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
-        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target. "
-        "With --against URL, several servers take turns with the same requests, and their ratios have intervals; with "
-        "--loads usual, all of it for six loads in one table."
+        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI-compatible server can be the target. "
+        "With --against URL, several servers take turns with the same requests, and the report has ratios with "
+        "confidence intervals. --loads usual does all this for six loads, in one table."
     ),
-    "bench offline": "Prefill and decode of a model: eager and with graphs, beside what FLOPs and bytes allow.",
+    "bench offline": (
+        "Time a model's prefill and decode, eager and with graphs, against what the GPU's FLOPs and bandwidth allow."
+    ),
     "bench vision": (
-        "Images of several sizes through the vision tower: eager and with graphs, beside what FLOPs allow."
+        "Time the vision tower on images of several sizes, eager and with graphs, against what the GPU's FLOPs allow."
     ),
-    "bench graphs": "The prefill of a made-up model by number of tokens: eager, in pieces and as one graph.",
-    "bench allreduce": "Sums over ranks by rows: every algorithm, in a graph and out of one.",
+    "bench graphs": (
+        "Time the prefill of a synthetic model by number of tokens: eager, with piecewise graphs, with full graphs."
+    ),
+    "bench allreduce": "Time all-reduce by number of rows: every algorithm, inside a graph and outside.",
     "bench startup": (
-        "Start a server several times: seconds of every stage until ready, and whether first requests are slower."
+        "Start a server several times: seconds in each stage until it is ready, and whether first requests are slower."
     ),
     "bench soak": (
-        "Mixed and hostile load: images of many sizes, streams, clients that leave or read slowly, bad files, "
-        "grammars, tools, timeouts. Every answer must be the expected one; memory, files, sockets and KV blocks must "
-        "be flat."
+        "Put mixed and hostile load on a server: images of many sizes, streams, clients that leave or read slowly, bad "
+        "files, grammars, tools, timeouts. Every answer must be the expected one, and the use of memory, files, "
+        "sockets and KV blocks must not grow."
     ),
     "bench scale": (
-        "Simulate many replicas, on one core and in virtual time: the real router, schedulers and caches, on devices "
-        "that take the times an H200 took with Qwen3-VL-8B. Requests are about images of which some are liked more and "
-        "one is hot. Cache hits, time to first token and throughput by routing policy."
+        "Simulate many replicas on one core, in virtual time: the real router, schedulers and caches, on devices with "
+        "step times measured on an H200 with Qwen3-VL-8B. Requests ask about images; some images are more popular, "
+        "and one is hot. Reports cache hits, time to first token and throughput by routing policy."
     ),
 }
 SETTINGS: dict[str, tuple[type[Any], ...]] = {
@@ -156,13 +159,13 @@ def _graphs(flags: Namespace) -> int:
     from saccade.bench.passes.graph_bench import run_graph_bench  # imports torch
 
     bench, console = _measured(run_graph_bench, settings_from(flags, GraphBenchSettings)), Output()
-    table = Table("tokens", "way", "ms", "host ms", "capture s", "graph MiB", "equals eager")
+    table = Table("tokens", "mode", "ms", "host ms", "capture s", "graph MiB", "equals eager")
     for line in bench.lines:
         figures = (f"{line.ms:.2f}", f"{line.cpu_ms:.2f}", f"{line.capture_s:.2f}", f"{line.graph_mib:.0f}")
         table.add_row(str(line.tokens), line.way, *figures, "yes" if line.equals_eager else "NO")
     print_table(console, table)
     for way, mib in bench.held_mib.items():
-        console.print(f"{way}: {mib:.0f} MiB held beyond the weights (arena and all graphs)")
+        console.print(f"{way}: {mib:.0f} MiB in use besides the weights (arena and all graphs)")
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
     return 0
 
@@ -171,7 +174,7 @@ def _allreduce(flags: Namespace) -> int:
     from saccade.bench.passes.allreduce import run_allreduce_bench  # imports torch
 
     bench, console = _measured(run_allreduce_bench, settings_from(flags, AllReduceBenchSettings)), Output()
-    table = Table("rows", "KiB", "algorithm", "us in a graph", "us out of one", "taken", "right")
+    table = Table("rows", "KiB", "algorithm", "us in a graph", "us without one", "chosen", "correct")
     for line in bench.lines:
         figures = (f"{line.graph_us:.1f}", f"{line.eager_us:.1f}")
         marks = ("yes" if line.is_taken else "", "yes" if line.is_right else "NO")
@@ -179,13 +182,13 @@ def _allreduce(flags: Namespace) -> int:
     print_table(console, table)
     if bench.is_shared:
         ranks = bench.environment["ranks"]
-        console.print(f"{ranks} ranks took turns on one GPU: the sums are right, their times say nothing.")
+        console.print(f"{ranks} ranks shared one GPU, so the times mean nothing; only the sums were checked.")
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
     return 0 if all(line.is_right for line in bench.lines) else 1
 
 
 def _measured(measure: Callable[..., Any], *given: Any) -> Any:
-    """Runs a benchmark. Its last argument is its settings, which name the file for the figures."""
+    """Runs a benchmark and writes its figures to the `json` file of its settings, its last argument."""
     with stages(Console(stderr=True), "starting") as say:
         bench = measure(*given, say)
     if given[-1].json:

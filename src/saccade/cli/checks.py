@@ -1,4 +1,4 @@
-"""Machine checks of `saccade doctor`. Every check ends in a finding; none of them raises."""
+"""Machine checks of `saccade doctor`. Each yields a finding; none raises."""
 
 import importlib.util
 import os
@@ -24,12 +24,12 @@ MIN_PYTHON = (3, 11)
 MIN_CAPABILITY = (8, 0)
 ENOUGH_DISK_BYTES = 40 * GIB
 ENOUGH_FILES = 4096
-WRITABLE_HUB = "set HF_HOME to a folder that can be written"
-# Optional packages by the module they provide: what is missing without them, and how to get it.
+WRITABLE_HUB = "set HF_HOME to a writable folder"
+# Optional modules: what they are for, and the extra that installs them.
 OPTIONAL = {
     "flash_attn": ("the fastest attention on Hopper and later", "cuda"),
     "quack": ("faster matrix products on Hopper", "cuda"),
-    "av": ("video files (lists of frames work without)", "video"),
+    "av": ("video files (lists of frames work without it)", "video"),
     "gguf": ("GGUF checkpoints", "gguf"),
     "matplotlib": ("plots of benchmarks", "plot"),
 }
@@ -43,7 +43,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found and, if needed, what to do about it."""
+    """What a check found and, if something is wrong, how to fix it."""
 
     check: str
     level: Level
@@ -66,14 +66,14 @@ def guarded(name: str, check: Check, fix: str) -> Finding:
 def check_machine(host: str, port: int) -> Iterator[Finding]:
     yield check_python()
     yield guarded("torch", check_torch, 'install it: pip install "torch>=2.11,<2.14"')
-    yield guarded("gpu", check_gpu, "see that nvidia-smi works")
-    yield guarded("gpus", check_gpus, "see that nvidia-smi works")
+    yield guarded("gpu", check_gpu, "check that nvidia-smi works")
+    yield guarded("gpus", check_gpus, "check that nvidia-smi works")
     yield guarded("kernels", check_kernels, "reinstall saccade-vlm[cuda] and triton")
     for module, (what, extra) in OPTIONAL.items():
         yield check_optional(module, what, extra)
     yield guarded("disk", check_disk, WRITABLE_HUB)
     yield check_cache()
-    yield guarded("sockets", check_sockets, "set TMPDIR to a folder that can be written, with a short path")
+    yield guarded("sockets", check_sockets, "set TMPDIR to a writable folder with a short path")
     yield check_files()
     yield guarded("port", lambda: check_port(host, port), "choose another with --port")
 
@@ -92,7 +92,7 @@ def check_torch() -> Finding:
     found = f"{torch.__version__} ({build})"
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if not TORCH_FROM <= version < TORCH_BELOW:
-        return Finding("torch", Level.BROKEN, found, 'install a tested one: pip install "torch>=2.11,<2.14"')
+        return Finding("torch", Level.BROKEN, found, 'install a tested version: pip install "torch>=2.11,<2.14"')
     if torch.version.cuda is None and nvidia_gpus():
         fix = "this machine has an NVIDIA GPU: install a torch wheel for CUDA (pytorch.org/get-started)"
         return Finding("torch", Level.BROKEN, found, fix)
@@ -118,26 +118,26 @@ def check_gpu() -> Finding:
         return Finding("gpu", Level.BROKEN, found, "bfloat16 kernels need compute capability 8.0 (Ampere) or later")
     if free < 0.8 * total:
         return Finding(
-            "gpu", Level.NOTE, found, "others use the GPU's memory: stop them, or lower --gpu-memory-utilization"
+            "gpu", Level.NOTE, found, "other processes use GPU memory: stop them, or lower --gpu-memory-utilization"
         )
     return Finding("gpu", Level.OK, found)
 
 
 def check_gpus() -> Finding:
-    """How many there are, and whether ranks can read each other's memory."""
+    """Checks whether GPUs can read each other's memory."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < 2:
-        found = "1: no ranks to share a model" if count else "0: ranks that share a model are processes on the CPU"
+        found = "1: no tensor parallelism" if count else "0: tensor-parallel ranks run on the CPU"
         return Finding("gpus", Level.OK, found)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     apart = [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
     if not apart:
-        return Finding("gpus", Level.OK, f"{count}: each can read the memory of the others (symmetric memory)")
+        return Finding("gpus", Level.OK, f"{count}: each can read the others' memory (symmetric memory)")
     first, second = apart[0]
     found = f"{count}: GPU {first} cannot read the memory of GPU {second} ({len(apart)} of {len(pairs)} pairs)"
-    fix = "ranks there exchange through NCCL; let CUDA_VISIBLE_DEVICES name GPUs that can, such as those with NVLink"
+    fix = "ranks on these use NCCL; set CUDA_VISIBLE_DEVICES to GPUs that can, for example those with NVLink"
     return Finding("gpus", Level.NOTE, found, fix)
 
 
@@ -160,7 +160,7 @@ def check_optional(module: str, what: str, extra: str) -> Finding:
         return Finding(module, Level.OK, "installed")
     if extra == "cuda" and not nvidia_gpus():
         return Finding(module, Level.OK, "not installed, and not needed without an NVIDIA GPU")
-    return Finding(module, Level.NOTE, f"not installed; it brings {what}", f'pip install "saccade-vlm[{extra}]"')
+    return Finding(module, Level.NOTE, f"not installed; needed for {what}", f'pip install "saccade-vlm[{extra}]"')
 
 
 def check_disk() -> Finding:
@@ -171,23 +171,23 @@ def check_disk() -> Finding:
     free = shutil.disk_usage(place).free
     found = f"{free / GIB:.0f} GiB free for downloaded models at {folder}"
     if not os.access(place, os.W_OK | os.X_OK):
-        return Finding("disk", Level.NOTE, f"{found}, which this user may not write", WRITABLE_HUB)
+        return Finding("disk", Level.NOTE, f"{found}, which this user cannot write to", WRITABLE_HUB)
     if free < ENOUGH_DISK_BYTES:
-        return Finding("disk", Level.NOTE, found, "a model of 8 B parameters takes 17 GiB; HF_HOME moves the folder")
+        return Finding("disk", Level.NOTE, found, "a model of 8 B parameters takes 17 GiB; set HF_HOME to another disk")
     return Finding("disk", Level.OK, found)
 
 
 def check_cache() -> Finding:
-    """Where compiled kernels are kept from one start to the next."""
+    """Checks the folder where compiled kernels are kept between starts."""
     folder = kernel_folder()
     if folder is None or not os.access(folder, os.W_OK | os.X_OK):
-        found = "this user has no folder to keep compiled kernels in: every start on a GPU compiles them anew"
-        return Finding("cache", Level.NOTE, found, "set XDG_CACHE_HOME to a folder that can be written")
+        found = "this user has no writable folder for compiled kernels: every start on a GPU compiles them again"
+        return Finding("cache", Level.NOTE, found, "set XDG_CACHE_HOME to a writable folder")
     return Finding("cache", Level.OK, f"compiled kernels are kept in {folder}")
 
 
 def check_sockets() -> Finding:
-    """The engine is reached through a Unix socket in a temporary folder."""
+    """The server reaches its engine through a Unix socket in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
     return Finding("sockets", Level.OK, f"Unix sockets work in {tempfile.gettempdir()}")
@@ -195,9 +195,9 @@ def check_sockets() -> Finding:
 
 def check_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} open files allowed (ulimit -n), {hard} at most"
+    found = f"{soft} open files allowed (ulimit -n), hard limit {hard}"
     if soft < ENOUGH_FILES:
-        return Finding("files", Level.NOTE, found, f"a busy server needs one a connection: ulimit -n {ENOUGH_FILES}")
+        return Finding("files", Level.NOTE, found, f"every connection needs one: ulimit -n {ENOUGH_FILES}")
     return Finding("files", Level.OK, found)
 
 
@@ -209,12 +209,12 @@ def check_port(host: str, port: int) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             found = f"{host}:{port} cannot be bound: {error.strerror or error}"
-            return Finding("port", Level.BROKEN, found, "choose another with --port, or stop what listens there")
+            return Finding("port", Level.BROKEN, found, "choose another with --port, or stop the process that uses it")
     return Finding("port", Level.OK, f"{host}:{port} is free")
 
 
 def nvidia_gpus() -> list[str]:
-    """Name, driver and memory of each GPU, from nvidia-smi."""
+    """Name, driver version and memory of each GPU, from nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

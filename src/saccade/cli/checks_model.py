@@ -1,4 +1,4 @@
-"""Checkpoint checks of `saccade doctor`, from its files to an answer about an image."""
+"""Model checks of `saccade doctor`, from the checkpoint's files to an answer about an image."""
 
 import io
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from saccade.cli.checks import GIB, Finding, Level, guarded
 if TYPE_CHECKING:
     from saccade.inputs.processor import Processor
 
-MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
+MAX_SAMPLE_BYTES = 2 * GIB  # larger models take too long on a CPU
 AGAIN = "download the checkpoint again, or choose another"
 
 
@@ -76,7 +76,7 @@ def check_weights(folder: Path) -> Finding:
 
 
 def check_tokenizer(folder: Path) -> Finding:
-    """Media placeholder tokens must be those that config.json names."""
+    """Building the processor also checks the media placeholder tokens against config.json."""
     from saccade.inputs.processor import Processor
     from saccade.inputs.text.generation import GenerationDefaults
 
@@ -84,7 +84,7 @@ def check_tokenizer(folder: Path) -> Finding:
     tokenizer, places = processor.tokenizer, processor.placeholders
     ends = sorted(GenerationDefaults.from_folder(folder).eos_token_ids)
     names = {token: tokenizer.token_text(token) for token in ends}
-    found = f"{len(tokenizer.special_tokens)} special tokens; ends with {', '.join(map(str, names.values())) or 'none'}"
+    found = f"{len(tokenizer.special_tokens)} special tokens; stops at {', '.join(map(str, names.values())) or 'none'}"
     if not ends:
         fix = "generation_config.json names no eos_token_id: answers end only at --max-tokens"
         return Finding("tokenizer", Level.NOTE, found, fix)
@@ -99,16 +99,16 @@ def check_template(folder: Path) -> Finding:
     processor = Processor.from_folder(folder)
     prompt = processor.chat(_question("What is this?", processor))
     media = sum(span.length for span in prompt.spans)
-    return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them an image's")
+    return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them for an image")
 
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
-    """A real answer on the CPU, about an image if the model takes images."""
+    """Generates an answer on the CPU, about an image if the model takes images."""
     from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
     if not wanted or size > MAX_SAMPLE_BYTES:
-        why = "--no-sample" if not wanted else f"{size / GIB:.1f} GiB of weights are too slow on a CPU"
+        why = "--no-sample" if not wanted else f"a model of {size / GIB:.1f} GiB is too slow on a CPU"
         return Finding("sample", Level.NOTE, f"skipped: {why}", "try `saccade run` with an image")
     from saccade import LLM, SamplingParams
 
@@ -125,7 +125,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
 
 
 def _question(text: str, processor: "Processor") -> list[dict[str, Any]]:
-    """About a red circle on white if the model takes images."""
+    """Asks about a red circle on white if the model takes images."""
     from PIL import Image, ImageDraw
 
     words = {"type": "text", "text": text}

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: questions with history and commands, answers that can be stopped."""
+"""A conversation in the terminal: input with history, slash commands, and answers that can be stopped."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,20 +13,20 @@ PROMPT, MORE = "> ", ". "
 BLOCK = '"""'
 MAX_HISTORY = 1000
 HELP = """\
-/image PATH|URL  add an image to the next question; paths and addresses in a question count, too
-/system TEXT     what the model is told before the conversation; without TEXT, nothing
-/clear           begin a new conversation
-/help            show this
-/exit            leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on; so does what begins with \"\"\", until \"\"\" ends it.
+/image PATH|URL  attach an image to the next question; paths and URLs in a question are attached, too
+/system TEXT     set the system prompt; without TEXT, remove it
+/clear           start a new conversation
+/help            show this help
+/exit            leave (also Ctrl-D)
+Ctrl-C stops an answer. End a line with \\ to continue on the next one, or put several lines between \"\"\" and \"\"\".
 """
 Message = dict[str, Any]
 Answer = Callable[[list[Message]], str]
 
 
 class TerminalChat:
-    """Questions until the input ends. `answer` writes the answer to messages and returns its text; what it refuses is
-    dropped. Given images belong to the first question."""
+    """Asks for questions until the input ends. `answer` prints the answer to the messages and returns its text; a
+    question that it refuses is dropped. `images` belong to the first question."""
 
     def __init__(self, answer: Answer, images: list[Part]) -> None:
         self._answer = answer
@@ -43,7 +43,7 @@ class TerminalChat:
                 sys.stderr.write(f"saccade: {refused}\n")
 
     def _take(self, text: str) -> bool:
-        """False if the conversation is over."""
+        """Handles an entry; returns False if the conversation is over."""
         command, _, rest = text.partition(" ")
         rest = rest.strip()
         match command:
@@ -53,21 +53,21 @@ class TerminalChat:
                 sys.stderr.write(HELP)
             case "/clear":
                 self._messages, self._images = [], []
-                sys.stderr.write("a new conversation\n")
+                sys.stderr.write("new conversation\n")
             case "/system":
                 self._system = rest
-                sys.stderr.write("the model is told so first\n" if rest else "the model is told nothing first\n")
+                sys.stderr.write("system prompt set\n" if rest else "system prompt removed\n")
             case "/image":
                 self._add_image(rest)
             case _ if _is_command(command):
-                sys.stderr.write(f"there is no {command}; /help names what there is\n")
+                sys.stderr.write(f"unknown command {command}; /help lists the commands\n")
             case _:
                 self._ask(text)
         return True
 
     def _add_image(self, word: str) -> None:
         if not word:
-            raise ConfigError("/image needs a path or an address")
+            raise ConfigError("/image needs a path or a URL")
         self._images = [*self._images, *fetched([image_part(word.strip("'\""))])]
         sys.stderr.write(f"{len(self._images)} image(s) for the next question\n")
 
@@ -79,12 +79,12 @@ class TerminalChat:
 
 
 def _is_command(word: str) -> bool:
-    """A path also begins with a slash."""
+    """A path also starts with a slash."""
     return word.startswith("/") and word[1:].isalpha() and not Path(word).exists()
 
 
 def entries() -> Iterator[str]:
-    """What the user enters, until the input ends; Ctrl-C drops what is being entered."""
+    """Yields what the user enters until the input ends; Ctrl-C discards an unfinished entry."""
     while True:
         try:
             text = _entry().strip()
@@ -119,7 +119,7 @@ def _block(first: str) -> str:
 
 @contextmanager
 def history(file: Path | None) -> Iterator[None]:
-    """Arrow keys and a history that outlasts the conversation, where Python has readline and there is a file."""
+    """Enables arrow keys if Python has readline, and keeps the history in `file` if there is one."""
     try:
         import readline
     except ImportError:
@@ -127,7 +127,7 @@ def history(file: Path | None) -> Iterator[None]:
         return
     readline.set_auto_history(True)
     if file is not None:
-        with suppress(OSError):  # there is none yet
+        with suppress(OSError):  # does not exist yet
             readline.read_history_file(file)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`saccade deploy`: a model on a Ray cluster, or an update of one that runs there."""
+"""`saccade deploy`: deploys a model on a Ray cluster, or updates a deployment."""
 
 import sys
 from argparse import Namespace
@@ -15,9 +15,9 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Deploy a model on a Ray cluster that runs: front ends, and replicas of the model behind them. Deploying it "
-        "again replaces them one by one, without failing a request. Returns when it is ready. --host and --port are "
-        "those of Ray Serve's proxies, where they do not listen yet."
+        "Deploy a model on a running Ray cluster: front ends, and replicas of the model behind them. Returns when the "
+        "model is ready. Deploying again replaces them one by one, without failing a request. --host and --port "
+        "configure Ray Serve's proxies, unless they are already listening."
     )
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in (DeploySettings, ServerSettings, EngineSettings, SchedulerSettings, MediaSettings):

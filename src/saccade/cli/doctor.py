@@ -1,4 +1,4 @@
-"""`saccade doctor`: checks everything that serving needs, and says what to do about what is missing."""
+"""`saccade doctor`: checks everything that serving needs, and says how to fix problems."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.BROKEN
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorSettings:
-    """What `saccade doctor` looks at."""
+    """What `saccade doctor` checks."""
 
     host: str = setting("127.0.0.1", "address that a server would listen on")
     port: int = setting(8000, "port that a server would listen on")
-    sample: bool = setting(True, "let the model answer once, on the CPU")
+    sample: bool = setting(True, "ask the model one question, on the CPU")
     json: bool = setting(False, "print JSON, for bug reports")
 
 
 def new_parser(name: str) -> Parser:
-    about = "Check the machine, and a model where one is named or comes with the package; say what to fix."
+    about = "Check this machine and a model (by default the one that comes with the package), and say what to fix."
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     parser.add_settings(DoctorSettings)
     return parser
@@ -40,10 +40,10 @@ def run(flags: Namespace) -> int:
     settings = settings_from(flags, DoctorSettings)
     console = Output(stderr=settings.json)
     findings = []
-    with console.status("looking") as status:
+    with console.status("checking") as status:
         for finding in _findings(flags.words, settings):
             findings.append(finding)
-            status.update(f"looked at {finding.check}")
+            status.update(f"checked {finding.check}")
             if not settings.json:
                 _show(console, finding)
     broken = [finding for finding in findings if finding.level is Level.BROKEN]
@@ -51,7 +51,7 @@ def run(flags: Namespace) -> int:
         data = {"saccade": __version__, "ok": not broken, "findings": [asdict(finding) for finding in findings]}
         print_json(data)
     else:
-        console.print("all that is needed works" if not broken else f"{len(broken)} of {len(findings)} checks failed")
+        console.print("all checks passed" if not broken else f"{len(broken)} of {len(findings)} checks failed")
     return EXIT_BROKEN if broken else 0
 
 

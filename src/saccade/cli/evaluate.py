@@ -1,4 +1,4 @@
-"""`saccade eval`: how often a model is right."""
+"""`saccade eval`: measures a model's accuracy."""
 
 from argparse import Namespace
 
@@ -12,8 +12,8 @@ from saccade.terminal import Output
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Ask questions with known answers: accuracy with its confidence interval, and what was taken for what. Without "
-        "MODEL, the model that comes with the package; --graphs-compare answers with graphs on and off."
+        "Ask questions with known answers: accuracy with its confidence interval, and which answers get confused. "
+        "Without MODEL, the model that comes with the package. --graphs-compare answers with graphs and without."
     )
     return engine_parser(name, about, EvalSettings)
 

@@ -1,4 +1,4 @@
-"""`saccade explain`: how a request would be run, decided by the code that would run it."""
+"""`saccade explain`: shows how a request would run, as decided by the code that would run it."""
 
 import re
 from argparse import Namespace
@@ -31,41 +31,42 @@ _VIDEO_SIZE = re.compile(rf"{_NUMBER}x{_NUMBER}x{_NUMBER}(?:@(\d{{1,9}}(?:\.\d{{
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainSettings:
-    """The request to explain; `batch` of it arrive together, each with images of its own."""
+    """The request to explain."""
 
     image: tuple[str, ...] = setting((), "an image: WIDTHxHEIGHT in pixels, such as 1280x720, or a file")
     video: tuple[Word, ...] = setting(
-        (), "a video of FRAMESxWIDTHxHEIGHT, such as 8x640x480, or with a rate 60x640x480@30"
+        (), "a video: FRAMESxWIDTHxHEIGHT, such as 8x640x480, or with a frame rate, 60x640x480@30"
     )
-    prompt_tokens: int = setting(200, "text tokens of the prompt, with those of its template")
-    batch: int = setting(1, "number of such requests")
+    prompt_tokens: int = setting(200, "text tokens of the prompt, including its chat template")
+    batch: int = setting(1, "number of such requests that arrive together, each with different images")
     json: bool = setting(False, "print JSON")
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "batch"):
-            if (met := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {met}; it must be at least 1 (--{name.replace('_', '-')})")
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1 (--{name.replace('_', '-')})")
         self.videos()
         for text in self.image:
             if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():
-                raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
+                raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name an existing file (--image)")
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
-        """(frames, width, height, frames per second) of each."""
+        """(frames, width, height, frames per second or None) of each video."""
         found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
         sizes = [(int(m[1]), int(m[2]), int(m[3]), float(m[4]) if m[4] else None) for m in found if m]
         if any(rate == 0 for *_, rate in sizes):
-            raise ConfigError("a video has 0 frames a second; write more than 0 behind the @ (--video)")
+            raise ConfigError("a video has 0 frames per second; the number after @ must be above 0 (--video)")
         return sizes
 
 
 def new_parser(name: str) -> Parser:
     about = (
-        "How a request would be run: tokens of its images, buckets, padding, and for every pass whether a graph is "
-        "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
-        "limits that a GPU has (--device cpu: those of a CPU), or without MODEL those of `saccade serve` here."
+        "Show how a request would run: the tokens of its images, buckets, padding, and for every pass whether a graph "
+        "is replayed and why. Needs neither a GPU nor weights: the engine's own scheduler decides. Assumes the "
+        "default limits of a GPU, or of a CPU with --device cpu; without MODEL, those of `saccade serve` on this "
+        "machine."
     )
     return engine_parser(name, about, ExplainSettings)
 
@@ -99,7 +100,7 @@ def run(flags: Namespace) -> int:
 def as_data(
     blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
 ) -> dict[str, Any]:
-    """The inputs of the decision (device kind, engine limits) and the decisions."""
+    """What was assumed (kind of device, engine limits) and what was decided."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
         "device": "cuda" if blueprint.is_cuda else "cpu",
@@ -115,10 +116,10 @@ def as_data(
 
 def _assumed(blueprint: "Blueprint") -> str:
     limits = blueprint.resolved.limits
-    device = "a GPU (--device cpu: a CPU)" if blueprint.is_cuda else "a CPU (--device cuda: a GPU)"
+    device = "a GPU (--device cpu for a CPU)" if blueprint.is_cuda else "a CPU (--device cuda for a GPU)"
     return (
-        f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "
-        f"{limits.max_num_batched_tokens:,} rows a step, {limits.encoder_budget_tokens:,} image rows a step"
+        f"on {device}: {limits.max_model_len:,} tokens per request, {limits.max_num_seqs:,} requests at a time, "
+        f"{limits.max_num_batched_tokens:,} rows per step, {limits.encoder_budget_tokens:,} image rows per step"
     )
 
 
@@ -158,11 +159,11 @@ def _show(
 ) -> None:
     for text, plan in media:
         width, height = plan.size_hw[1], plan.size_hw[0]
-        frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""
+        frames = f", {plan.grid_thw[0]} temporal patches" if plan.grid_thw[0] > 1 else ""
         console.print(
             f"{text}: resized to {width}x{height}, {plan.num_patches} patches{frames}, {plan.num_tokens} tokens"
         )
-    console.print(f"a prompt has {num_tokens} tokens")
+    console.print(f"each prompt has {num_tokens} tokens")
     table = Table("step", "phase", "content", "rows", "bucket", "padding", "tier", "why")
     for number, step in enumerate(steps[:MAX_STEPS_SHOWN], start=1):
         for one in step:

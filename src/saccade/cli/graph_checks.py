@@ -1,4 +1,4 @@
-"""`saccade verify`: every graph against an eager run; and `saccade audit`: what graphs froze."""
+"""`saccade verify` compares every graph with eager runs; `saccade audit` finds host values that graphs froze."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -26,22 +26,22 @@ OnGraph = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySettings:
-    """How much is looked at."""
+    """How much to check."""
 
-    short: bool = setting(False, "a sample, as every start on a GPU takes one")
+    short: bool = setting(False, "check a sample, as every start on a GPU does")
     json: bool = setting(False, "print JSON")
 
 
 ABOUT = {
     "verify": (
-        "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with different "
-        "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image "
-        "shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
+        "Replay every graph of a model and compare it bit for bit with an eager run, in sequences of batches: equal "
+        "totals with different boundaries and back, small-large-small, poisoned padding, shuffled order over all "
+        "buckets, other image shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
     ),
     "audit": (
         "Capture every graph of a model again with different inputs and compare the captures node by node: kernels, "
-        "grids, arguments, copies, fills. What differs is a host value that was frozen; the finding names node and "
-        "argument. It needs no reference output, and finds what no replay shows."
+        "grids, arguments, copies, fills. A difference is a host value that was frozen; the finding names the node and "
+        "the argument. An audit needs no reference output, and finds errors that no replay shows."
     ),
 }
 
@@ -57,10 +57,10 @@ def run(flags: Namespace) -> int:
     report: VerifyReport | None = None
     with loaded_executor(flags, console) as executor:
         if flags.command == "verify":
-            with shown_progress(console, "verifying") as hear:
-                report = verify_graphs(executor, is_short=asked.short, progress=hear)
-        with shown_progress(console, "auditing") as hear:
-            audited = audit_graphs(executor, is_short=asked.short, progress=hear)
+            with shown_progress(console, "verifying") as on_graph:
+                report = verify_graphs(executor, is_short=asked.short, progress=on_graph)
+        with shown_progress(console, "auditing") as on_graph:
+            audited = audit_graphs(executor, is_short=asked.short, progress=on_graph)
     is_right = audited.is_right and (report is None or report.is_right)
     if asked.json:
         audit = {"right": audited.is_right, "nodes": audited.num_nodes, "rows": _rows_data(audited)}
@@ -74,11 +74,11 @@ def run(flags: Namespace) -> int:
 
 @contextmanager
 def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
-    """The executor of the chosen model, loaded without verification: errors belong in the report."""
+    """Loads the model without verifying it: errors belong in the report."""
     model, engine, limits = engine_settings(flags)
     if engine.tensor_parallel_size > 1:
         raise ConfigError(
-            "graphs of several ranks are checked by all of them together, before they serve: take "
+            "graphs of several ranks can only be checked by all ranks together, when a server starts: use "
             "`saccade serve --verify full`, or leave out --tensor-parallel-size"
         )
     from saccade import LLM  # imports torch
@@ -91,19 +91,19 @@ def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecu
 
 @contextmanager
 def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
-    """A bar on a terminal, one line per phase elsewhere."""
+    """Shows a bar on a terminal, one line per phase elsewhere."""
     named: set[str] = set()
     with progress_bar(console) as bar:
         task = bar.add_task(verb, total=None)
 
-        def hear(phase: str, done: int, total: int) -> None:
+        def on_graph(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"{verb} {phase}", completed=done, total=total)
             if phase not in named and not console.is_terminal:
                 console.print(f"{verb} {phase}: {done} of {total} graphs done", highlight=False)
             named.add(phase)
 
         started = monotonic()
-        yield hear
+        yield on_graph
     console.print(f"{verb} took {monotonic() - started:.1f} s", highlight=False)
 
 
@@ -112,19 +112,19 @@ def _rows_data(report: "AuditReport | VerifyReport") -> list[dict[str, object]]:
 
 
 def show_audit(console: Console, report: "AuditReport") -> None:
-    """One line per finding; without any, how much was checked."""
+    """Prints a line for each finding, and how much was checked."""
     for row in report.rows:
         for finding in row.findings:
             console.print(f"[{row.key}] {finding}", markup=False, highlight=False, soft_wrap=True)
     num_findings = sum(len(row.findings) for row in report.rows)
-    verdict = "nothing that varies is frozen" if report.is_right else f"{num_findings} FINDINGS"
+    verdict = "no varying value is frozen" if report.is_right else f"{num_findings} FINDINGS"
     found = f"{report.num_nodes} nodes of {len(report.rows)} graphs and runs audited: {verdict}"
     console.print(found if report.rows else "there are no graphs to audit", markup=False)
 
 
 def show(console: Console, report: "VerifyReport") -> None:
-    """One line per graph: its worst sequence."""
-    table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
+    """Prints a line for each graph, with its worst sequence."""
+    table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "correct")
     for key in dict.fromkeys(row.key for row in report.rows):
         rows = [row for row in report.rows if row.key == key]
         worst = max(rows, key=lambda row: (not row.is_right, row.difference))
@@ -134,5 +134,5 @@ def show(console: Console, report: "VerifyReport") -> None:
         table.add_row(key, str(len(rows)), str(batches), f"{worst.difference:.1e}", worst.sequence, verdict)
     print_table(console, table)
     wrong = sum(not row.is_right for row in report.rows)
-    verdict = "every replay is what an eager run is" if report.is_right else f"{wrong} checks FAILED"
+    verdict = "every replay matches its eager run" if report.is_right else f"{wrong} checks FAILED"
     console.print(f"{len(report.rows)} checks: {verdict}" if report.rows else "there are no graphs to verify")

@@ -1,4 +1,4 @@
-"""Groups of flags and their help: what people use, one group, a word search, or everything."""
+"""Groups of flags and their help: the usual flags, one group, a word search, or everything."""
 
 import re
 import sys
@@ -8,9 +8,9 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, NoReturn
 
-FEW_FLAGS = 16  # with no more flags than this, a command shows all of them at once
-WIDEST, NARROWEST = 100, 40  # columns; longer lines are hard to read
-# What people use of groups with many flags. --help explains these, and all of a group that has none here.
+FEW_FLAGS = 16  # a command with at most this many shows all of them
+WIDEST, NARROWEST = 100, 40  # columns
+# --help shows only these flags of a group, or the whole group if it has none of them.
 USUAL = frozenset(
     (
         *("host", "port", "api_key", "admin_api_key", "served_model_name", "ssl_keyfile", "ssl_certfile"),
@@ -26,7 +26,7 @@ USUAL = frozenset(
 
 
 class Group:
-    """Flags that belong together. Flags have no argparse default, so that unset ones can be read from elsewhere."""
+    """Flags that belong together. They have no argparse default, so that an unset flag can be told from a set one."""
 
     def __init__(self, parser: ArgumentParser, name: str, about: str) -> None:
         self.name, self.about = name, about
@@ -50,7 +50,7 @@ HELP_ALL = "--help-all"
 
 
 class HelpAction(Action):
-    """`--help`, `--help=GROUP`, `--help=WORD` and `--help=all`, which is also `--help-all`."""
+    """Handles `--help`, `--help=GROUP`, `--help=WORD`, and `--help=all` or `--help-all`."""
 
     def __init__(self, option_strings: list[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs="?", metavar="WHAT", **how)
@@ -85,7 +85,7 @@ def help_text(parser: Any, topic: str) -> str:
 
 
 def filled(text: str, indent: str = "", later: str | None = None) -> str:
-    """Wraps text to the terminal without breaking flags. `later` indents all lines but the first."""
+    """Wraps text to the terminal's width without breaking flags. `later` indents all lines but the first."""
     following = indent if later is None else later
     return fill(text, _width(), initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)
 
@@ -115,7 +115,7 @@ def _section(group: Group, actions: Iterable[Action]) -> str:
 
 
 def _rest(groups: Iterable[Group]) -> str:
-    """How many flags were left out, by group."""
+    """Says how many flags of each group are not shown."""
     left = {group.name: len(group.shown_actions) - len(group.usual_actions) for group in groups}
     counts = ", ".join(f"{count} of {name}" for name, count in left.items() if count)
     return f"{filled(f'Not shown: {counts}.')}\n" if counts else ""
@@ -124,9 +124,9 @@ def _rest(groups: Iterable[Group]) -> str:
 def _how_to_see_more(groups: Iterable[Group]) -> str:
     names = ", ".join(group.name for group in groups)
     more = (
-        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word, --help-all everything. Every flag "
-        "is also a key of --config FILE.yaml and an environment variable: --max-model-len 8k is `max-model-len: 8k` "
-        "there and SACCADE_MAX_MODEL_LEN=8k here."
+        f"--help=GROUP shows a group ({names}), --help=WORD the flags that mention a word, --help-all everything. "
+        "Every flag is also a key of the --config file and an environment variable: --max-model-len 8k is the line "
+        "`max-model-len: 8k`, or SACCADE_MAX_MODEL_LEN=8k."
     )
     return f"{filled(more)}\n"
 

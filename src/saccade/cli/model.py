@@ -1,4 +1,4 @@
-"""Selects the model of a command and its engine settings."""
+"""Selects a command's model and engine settings."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MODEL_WORD = "[MODEL]"
 
 
 def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
-    """The parser of a command that runs a model: its own settings, the engine's, and flags of other engines."""
+    """The parser of a command that runs a model: its own settings, the engine's, and other engines' flags."""
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for one in (*settings, EngineSettings, SchedulerSettings):
         parser.add_settings(one)
@@ -25,7 +25,7 @@ def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
 
 
 def engine_settings(flags: Namespace) -> tuple[str, EngineSettings, SchedulerSettings]:
-    """The named model, or the bundled one with its own limits, and how to run it."""
+    """The named model, or the bundled one with its own limits, and the settings to run it with."""
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     return chosen_model(flags.words), engine, limits
@@ -44,7 +44,7 @@ def bundled_model() -> Path:
 
 
 def found_path(word: str) -> Path | None:
-    """The file or folder that a word names; None if there is none, or the word cannot be a path."""
+    """The file or folder of this name; None if it does not exist or the word cannot be a path."""
     with suppress(OSError, RuntimeError, ValueError):  # too long, unknown user in ~user, zero byte
         path = Path(word).expanduser()
         return path if path.exists() else None
@@ -52,7 +52,7 @@ def found_path(word: str) -> Path | None:
 
 
 def looks_like_model(word: str) -> bool:
-    """Whether a lone word is a model rather than a question: a folder, a path, or org/name."""
+    """Whether a single word is a model (a folder, a path, or org/name) rather than a question."""
     path = found_path(word)
     if path is not None and path.is_dir():
         return True

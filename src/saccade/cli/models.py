@@ -1,4 +1,4 @@
-"""`saccade list`: models that are on this machine; and `saccade pull`: fetch one from the hub."""
+"""`saccade list` shows the models on this machine; `saccade pull` fetches one from the hub."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ BUNDLED = "(bundled)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListSettings:
-    """Where models are looked for."""
+    """Where to look for models."""
 
-    download_dir: str = setting("", "folder of models from the hub; by default the hub's own cache")
+    download_dir: str = setting("", "folder with models from the hub; by default the hub's own cache")
     json: bool = setting(False, "print JSON")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PullSettings:
-    """What is fetched, and where to."""
+    """What to fetch, and where to put it."""
 
     revision: str = setting("", "branch, tag or commit")
     download_dir: str = setting("", "folder for models from the hub; by default the hub's own cache")
@@ -36,7 +36,7 @@ class PullSettings:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """`problem` says why it cannot be served; empty if it can."""
+    """A model on this machine. `problem` says why it cannot be served, and is empty if it can."""
 
     name: str
     architecture: str
@@ -52,8 +52,8 @@ def new_parser(name: str) -> Parser:
         parser.add_settings(ListSettings)
         return parser
     about = (
-        "Fetch what is needed of a model into the hub's cache: safetensors, tokenizer and settings, never code. "
-        "A family that is not supported is refused before its weights are fetched."
+        "Fetch the needed files of a model into the hub's cache: safetensors, tokenizer and settings, never code. "
+        "An unsupported family is refused before its weights are fetched."
     )
     parser = Parser(name, words="NAME", max_words=1, about=about)
     parser.add_settings(PullSettings)
@@ -66,7 +66,7 @@ def run(flags: Namespace) -> int:
 
 def _list(asked: ListSettings) -> int:
     console = Output()
-    with Console(stderr=True).status("looking"):
+    with Console(stderr=True).status("looking for models"):
         found = list(local_models(asked.download_dir))
     if asked.json:
         print_json([asdict(model) for model in found])
@@ -79,7 +79,7 @@ def _list(asked: ListSettings) -> int:
 
 
 def local_models(download_dir: str = "") -> Iterator[LocalModel]:
-    """The bundled model, then those of the hub's cache by name."""
+    """Yields the bundled model, then those in the hub's cache by name."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -89,7 +89,7 @@ def local_models(download_dir: str = "") -> Iterator[LocalModel]:
         pass
     try:
         repositories = scan_cache_dir(download_dir or None).repos
-    except (CacheNotFound, ValueError):  # nothing was fetched yet, or the folder is a file
+    except (CacheNotFound, ValueError):  # nothing has been fetched yet, or the folder is a file
         return
     for repository in sorted(repositories, key=lambda one: one.repo_id):
         revisions = sorted(repository.revisions, key=lambda one: ("main" in one.refs, one.last_modified))
@@ -111,7 +111,7 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
         family, _ = read_spec(config)
         read_formats(config, family.renames)
         if not any(folder.glob("*.safetensors")):
-            problem = "no: its weights (*.safetensors) are not here"
+            problem = "no: its weights (*.safetensors) are missing"
     except ConfigError as error:
         problem = f"no: {str(error).removeprefix(f'{folder}/config.json: ').partition(' Supported: ')[0]}"
     return LocalModel(name, architecture, num_bytes, str(folder), problem)
@@ -119,15 +119,15 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
 
 def _pull(flags: Namespace) -> int:
     if not flags.words:
-        raise ConfigError("there is no name; give one: saccade pull org/name")
+        raise ConfigError("no model was named: saccade pull org/name")
     name, asked, console = flags.words[0], settings_from(flags, PullSettings), Console(stderr=True)
     if Path(name).expanduser().is_dir():
-        raise ConfigError(f"{name} is a folder on this machine already; nothing is fetched")
-    folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # the hub's package draws bars
+        raise ConfigError(f"{name} is a local folder; there is nothing to fetch")
+    folder = find_model(name, revision=asked.revision, download_dir=asked.download_dir)  # shows its own progress
     model = described(name, folder, sum(file.stat().st_size for file in folder.iterdir()))
     if model.problem:
-        raise ConfigError(f"{name} was fetched, but cannot be served: {model.problem.removeprefix('no: ')}")
-    console.print(f"{name}: {size_text(model.num_bytes)} at {folder}", markup=False, highlight=False, soft_wrap=True)
+        raise ConfigError(f"{name} was fetched but cannot be served: {model.problem.removeprefix('no: ')}")
+    console.print(f"{name}: {size_text(model.num_bytes)} in {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"serve it: saccade serve {name}", markup=False, highlight=False)
     return 0
 

@@ -1,5 +1,5 @@
-"""Flags of a command, generated from the fields of its settings. A setting is taken from the first of: its flag, the
-file of `--config`, its environment variable, the command's own default, the field's default."""
+"""Generates a command's flags from the fields of its settings. The first source that has a setting wins: its flag, the
+`--config` file, its environment variable, the command's own default, the field's default."""
 
 import json
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
-    """The parser of one command. `words` names the positional arguments, such as [MODEL]."""
+    """The parser of one command. `words` shows the positional arguments in the usage line, such as [MODEL]."""
 
     def __init__(self, name: str, *, words: str = "", max_words: int = 0, about: str = "") -> None:
         usage = f"saccade {name} {words} [flags]".replace("  ", " ")
@@ -28,13 +28,13 @@ class Parser(ArgumentParser):
         self.name, self.max_words = name, max_words
         self.groups: list[Group] = []
         self.kinds: dict[str, Any] = {}
-        self.aliases: dict[str, str] = {}  # other names of settings, allowed in the config file
+        self.aliases: dict[str, str] = {}  # other engines' names of settings, allowed in the config file
         self._foreign: set[str] = set()  # flags of other engines
-        self._unsuggested: set[str] = set()  # those of them that set nothing
+        self._unsuggested: set[str] = set()  # the foreign flags that set nothing
         self._own_defaults: dict[str, Any] = {}
-        general = self.new_group("general", "settings may also come from a file or the environment")
-        general.add("--config", metavar="FILE", help="YAML file with settings; flags overrule it")
-        general.add("-h", "--help", action=HelpAction, help="GROUP, a word of a flag, or all")
+        general = self.new_group("general", "settings can also come from a file or the environment")
+        general.add("--config", metavar="FILE", help="YAML file with settings; flags override it")
+        general.add("-h", "--help", action=HelpAction, help="show help: for a GROUP, for a word, or for all flags")
         general.add(HELP_ALL, action=HelpAction, help=SUPPRESS)
 
     def new_group(self, name: str, about: str) -> Group:
@@ -43,8 +43,8 @@ class Parser(ArgumentParser):
         return group
 
     def add_settings(self, settings: type[Any], **defaults: Any) -> None:
-        """One flag per field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
-        `defaults` are this command's own. A field that an earlier settings class already added shares its flag."""
+        """Adds a flag for each field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
+        `defaults` are this command's own. A field that an earlier settings class already has shares its flag."""
         group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
         types = get_type_hints(settings, include_extras=True)
         for field in fields(settings):
@@ -52,14 +52,14 @@ class Parser(ArgumentParser):
                 self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
 
     def add_foreign(self, flag: str, *, sets: bool = True, **how: Any) -> None:
-        """A flag of another engine. One that does not set anything (`sets`) is never suggested for an unknown flag."""
+        """Adds a flag of another engine. If it `sets` nothing, it is never suggested in place of an unknown flag."""
         self.add_argument(flag, default=SUPPRESS, help=SUPPRESS, **how)
         self._foreign.add(flag)
         if not sets:
             self._unsuggested.add(flag)
 
     def read(self, argv: Sequence[str]) -> Namespace:
-        """All settings by name, from all sources; also `words` (positional arguments), `chosen` (names of settings that
+        """Returns the settings from all sources, with `words` (positional arguments), `chosen` (names of settings that
         are not defaults), `notes` for the user, and `command`."""
         before, rest = _split(argv)
         given, extras = self.parse_known_args(before)
@@ -85,9 +85,9 @@ class Parser(ArgumentParser):
         return Namespace(**{**values, **read})
 
     def _with_model(self, model: str, words: list[str]) -> list[str]:
-        """The words, the first of which is the model of a flag."""
+        """Puts the model of `--model` in front of the words."""
         if len(words) == self.max_words and words[0] != model:
-            self.error(f"there are two models, {words[0]!r} and {model!r} of --model; name one")
+            self.error(f"two models were given, {words[0]!r} and --model {model!r}; give one")
         return words if len(words) == self.max_words else [model, *words]
 
     def error(self, message: str) -> NoReturn:
@@ -152,14 +152,14 @@ class Gather(Action):
 
 
 def settings_from(flags: Namespace, settings: type[Settings], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Builds one settings class. `defaults` replace those of fields that nobody chose."""
+    """Builds one settings class. `defaults` apply to fields that the user did not set."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
     own = {name: value for name, value in (defaults or {}).items() if name in names and name not in flags.chosen}
     return settings(**{name: own.get(name, getattr(flags, name)) for name in names})
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A suffix for an error about an unknown word; may be empty."""
+    """Suggests known words as a suffix for an error about an unknown one; empty if none is close."""
     close = get_close_matches(word, known, n=2, cutoff=0.6)
     bare = word.strip("-")
     close = close or [text for text in known if bare and bare in text][:2]
@@ -172,7 +172,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _as_flag(flag: str, value: Any) -> list[str]:
-    """Another engine's flag in a config file, as command-line arguments; false gives none."""
+    """Turns another engine's setting in a config file into arguments; a switch that is false gives none."""
     if isinstance(value, bool):
         return [flag] * value
     if isinstance(value, list):
@@ -197,7 +197,7 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply (--config)") from None
     if not isinstance(found or {}, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}; settings are `name: value` lines (--config)")
+        raise ConfigError(f"{path} contains a {type(found).__name__}; settings are `name: value` lines (--config)")
     return found or {}
 
 

@@ -1,4 +1,4 @@
-"""`saccade plan`: the memory a model needs on a GPU, from its config.json alone."""
+"""`saccade plan`: computes the GPU memory a model needs, from its settings files alone."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 1
 GIB = 2**30
-CAPPED = "*"  # marks a number limited by --max-num-seqs, not by memory
+CAPPED = "*"  # marks a number that --max-num-seqs limits, not memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
-    """What is asked of `saccade plan`."""
+    """What `saccade plan` shows."""
 
-    gpu: tuple[Word, ...] = setting((), "GPU such as H200 or A100-40, or a size such as 80GiB; without one, a list")
+    gpu: tuple[Word, ...] = setting(
+        (), "GPU such as H200 or A100-40, or a size such as 80GiB; by default all known GPUs"
+    )
     json: bool = setting(False, "print JSON")
 
 
 def new_parser(name: str) -> Parser:
     about = (
-        "What a model needs on a GPU and what is left for requests, before anything is downloaded but its settings. "
-        "Buffers are counted by the code that allocates them; graphs are estimated."
+        "Show what a model needs on a GPU and what is left for requests. Downloads only the model's settings. Buffers "
+        "are counted by the code that allocates them; graphs are estimated."
     )
     return engine_parser(name, about, PlanSettings)
 
@@ -56,7 +58,7 @@ def run(flags: Namespace) -> int:
 
 
 def settings_folder(model: str, engine: EngineSettings) -> Path:
-    """The folder of a model's settings files; weights are not fetched. A config.json stands for its folder."""
+    """Finds the folder with a model's settings files, without fetching weights. Also accepts a path to config.json."""
     from saccade.models.folder import find_folder
 
     path = Path(model).expanduser()
@@ -66,7 +68,7 @@ def settings_folder(model: str, engine: EngineSettings) -> Path:
 
 
 def as_data(model: str, plans: "Sequence[MemoryPlan]", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
-    """Figures of the first rank, plus bytes of each if there are several. A GPU serves one rank."""
+    """The figures of the first rank, plus the bytes of each if there are several. Each rank has its own GPU."""
     plan = plans[0]
     ranks = [{"rank": rank, "bytes": {name: size for name, size, _ in one.rows()}} for rank, one in enumerate(plans)]
     return {
@@ -96,28 +98,29 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
     print_table(console, table)
     if len(plans) > 1:
-        console.print(f"each of the {len(plans)} ranks has such a GPU; the KV cache holds what fits on any of them")
+        console.print(f"each of the {len(plans)} ranks has such a GPU; the fullest one limits the KV cache")
     if any(room.fits and room.is_capped for _, room in rooms):
-        console.print(f"{CAPPED} there is room for more; {plan.max_num_seqs} may run at the same time (--max-num-seqs)")
-    where = " on a rank" if len(plans) > 1 else ""
-    console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB{where}, a block {plan.block_size} tokens")
+        console.print(f"{CAPPED} memory has room for more; at most {plan.max_num_seqs} run at a time (--max-num-seqs)")
+    where = " per rank" if len(plans) > 1 else ""
+    console.print(
+        f"a token takes {plan.token_bytes / 1024:.0f} KiB of KV cache{where}; a block has {plan.block_size} tokens"
+    )
     if not all(room.fits for _, room in rooms):
         console.print(
             "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
-            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or take a smaller "
-            "model"
+            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or use a smaller model"
         )
 
 
 def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
-    """One column for all ranks that hold the same amount."""
+    """Prints the parts of the memory, with one column for all ranks that use the same amounts."""
     columns: dict[tuple[tuple[str, int, str], ...], list[int]] = {}
     for rank, plan in enumerate(plans):
         columns.setdefault(tuple(plan.rows()), []).append(rank)
     titles = [f"GiB, {_named(ranks)}" for ranks in columns.values()] if len(plans) > 1 else ["GiB"]
-    parts = Table("part", *titles, "how it is known", title="beside the KV cache")
+    parts = Table("part", *titles, "source", title="memory besides the KV cache")
     sizes = [{name: size for name, size, _ in rows} for rows in columns]
-    for name, _, source in max(columns, key=len):  # only the last ranks have padding
+    for name, _, source in max(columns, key=len):  # only the last ranks have a row for padding
         parts.add_row(name, *(f"{held.get(name, 0) / GIB:.2f}" for held in sizes), source)
     print_table(console, parts)
 

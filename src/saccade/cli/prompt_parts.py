@@ -1,4 +1,4 @@
-"""What a prompt of the command line is about: paths and addresses of images in it become images."""
+"""Splits a prompt of the command line into text and images: paths and URLs in it become images."""
 
 import asyncio
 import re
@@ -8,8 +8,8 @@ from typing import Any
 from saccade.cli.model import found_path
 from saccade.errors import ConfigError
 
-# A path with an image suffix, bare, or quoted if it has blanks; whether the file exists decides what it is. An address
-# is always an image.
+# A URL is always an image. A path with an image suffix is one if the file exists; a path with spaces must be quoted or
+# escaped.
 _ENDING = r"\.(?:jpe?g|png|webp|gif|bmp)"
 _IMAGE = re.compile(
     rf"""(?:(?P<url>https?://[^\s'"<>]+?{_ENDING}(?:\?[^\s'"<>]+)?)"""
@@ -22,7 +22,7 @@ Part = dict[str, Any]
 
 
 def parts_of(prompt: str) -> list[Part]:
-    """The prompt as text and image parts: a path or address in it becomes an image at that place."""
+    """Splits the prompt into text and image parts, in order."""
     parts: list[Part] = []
     at = 0
     for match in _IMAGE.finditer(prompt):
@@ -34,7 +34,7 @@ def parts_of(prompt: str) -> list[Part]:
 
 
 def image_part(word: str) -> Part:
-    """An image that a person named: a file, or an address."""
+    """An image that the user named explicitly, by path or URL."""
     if word.lower().startswith(("http://", "https://")):
         return {"type": "image", "image": word}
     return file_part("image", word)
@@ -48,7 +48,7 @@ def file_part(kind: str, path: str, flags: str = "") -> Part:
 
 
 def fetched(parts: list[Part]) -> list[Part]:
-    """The parts with images in place of their addresses. Addresses of private networks are refused, as by a server."""
+    """Replaces URLs by the images they lead to. URLs of private networks are refused, as in a server."""
     if not any(_is_address(part) for part in parts):
         return parts
     return asyncio.run(_fetch(parts))
@@ -77,7 +77,7 @@ def _file_in_prompt(name: str) -> Path | None:
     if path is not None and path.is_file():
         return path
     if name.startswith(("/", "./", "../", "~")):
-        raise ConfigError(f"the prompt names {name}, which is not there")
+        raise ConfigError(f"the prompt names {name}, which does not exist")
     return None
 
 

@@ -1,4 +1,4 @@
-"""`saccade replay`: reruns a pass that a shadow check found wrong, with its graph and without."""
+"""`saccade replay`: reruns a pass that failed a shadow check, with its graph and without."""
 
 from argparse import Namespace
 from dataclasses import asdict, replace
@@ -19,16 +19,16 @@ EXIT_DIFFERENT = 1
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Build the engine that wrote a file of --shadow-dir, put the inputs of the file in place, and run them in the "
-        "graph that was found wrong and without it. Exit code 1 if the two differ. A MODEL takes the place of the "
-        "file's own folder."
+        "Build the engine that wrote a file to --shadow-dir, load the inputs from the file, and run them with the "
+        "graph that was found wrong and without it. Exits with 1 if the results differ. MODEL replaces the model "
+        "folder recorded in the file."
     )
     return Parser(name, words="FILE [MODEL]", max_words=2, about=about)
 
 
 def run(flags: Namespace) -> int:
     if not flags.words:
-        raise ConfigError("no file is named: saccade replay FILE [MODEL]")
+        raise ConfigError("no file was given: saccade replay FILE [MODEL]")
     from saccade import LLM  # imports torch
     from saccade.execution.shadow_file import read_file, replay_file
 
@@ -53,12 +53,12 @@ def show(console: Console, file: "ShadowFile", found: "Replayed") -> None:
         *map(str, found.differences),
     ]
     if "block_tables" in file.arrays and "slots" not in file.cached:
-        lines.append("the context was too long for the file: both runs read other keys and values than the server's")
+        lines.append("the context was too long to store: both runs read different keys and values than the server did")
     lines.append("DIFFERENT" if found.differences else "equal")
     if not found.differences and found.as_recorded:
         lines.append(
-            f"The replay of the server was another: {found.as_recorded[0]}. A graph that is captured anew is right, so "
-            "what was wrong came about while the server ran."
+            f"The server's replay was different: {found.as_recorded[0]}. A freshly captured graph is correct, so the "
+            "error arose while the server ran."
         )
     for line in lines:
         console.print(line, markup=False, highlight=False)

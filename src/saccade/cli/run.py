@@ -1,4 +1,4 @@
-"""`saccade run`: one question, with a streamed answer. Without a question, a conversation."""
+"""`saccade run`: streams the answer to one question, or starts a conversation if there is none."""
 
 import sys
 from argparse import Namespace
@@ -28,7 +28,7 @@ REQUEST_ID = "run"
 
 
 class AnswerStoppedError(KeyboardInterrupt):
-    """The user stopped an answer, of which there is this text."""
+    """The user stopped an answer; `text` is what had been generated."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -37,16 +37,17 @@ class AnswerStoppedError(KeyboardInterrupt):
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Ask a model once. Paths and addresses of images inside the prompt count as images; without MODEL, the model "
-        "that comes with the package answers. Without PROMPT it is read from a pipe, or a conversation begins. For a "
-        "quick start no graphs are captured and nothing is warmed up: --no-enforce-eager and --warm-up do so."
+        "Ask a model one question. Paths and URLs of images inside the prompt are attached as images. Without MODEL, "
+        "the model that comes with the package answers. Without PROMPT, the prompt is read from a pipe, or a "
+        "conversation starts. To start fast, no graphs are captured and nothing is warmed up; change that with "
+        "--no-enforce-eager and --warm-up."
     )
     parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
-    media = parser.new_group("media", "what the prompt is about")
+    media = parser.new_group("media", "images and videos for the prompt")
     shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # one list keeps their order
     named = " (--image, --video)"
-    media.add("--image", type=_image, help="an image: a file or an address; repeatable", **shared)
-    media.add("--video", type=partial(file_part, "video", flags=named), help="a video; repeatable", **shared)
+    media.add("--image", type=_image, help="an image: a file or a URL; repeatable", **shared)
+    media.add("--video", type=partial(file_part, "video", flags=named), help="a video file; repeatable", **shared)
     parser.add_settings(AnswerSettings)
     parser.add_settings(EngineSettings, enforce_eager=True, warm_up=False)
     parser.add_settings(SchedulerSettings, max_num_seqs=1)
@@ -59,7 +60,7 @@ def run(flags: Namespace) -> int:
     content: list[Part] = getattr(flags, "media", [])
     first = fetched(content + parts_of(prompt)) if prompt else None
     if first is None and not sys.stdin.isatty():
-        raise ConfigError("there is no prompt; give one: saccade run [MODEL] PROMPT")
+        raise ConfigError("no prompt was given: saccade run [MODEL] PROMPT")
     answer = settings_from(flags, AnswerSettings)
     llm = _load(model, flags)
     from saccade import SamplingParams
@@ -80,7 +81,7 @@ def _image(word: str) -> Part:
 
 
 def _model_and_prompt(words: list[str], configured: str) -> tuple[str, str]:
-    """`configured` is the model that flags or a file name."""
+    """`configured` is the model named by --model or the config file, if any."""
     if len(words) == 2:
         return words[0], words[1]
     if words and words[0] != configured and not looks_like_model(words[0]):
@@ -116,15 +117,15 @@ def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
         except AnswerStoppedError as stopped:
             return stopped.text
 
-    sys.stderr.write("/help names the commands\n")
+    sys.stderr.write("/help lists the commands\n")
     with history(history_file()):
         TerminalChat(answer, content).run()
     return 0
 
 
 def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
-    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C ends the
-    answer and raises what there was of it."""
+    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C stops the
+    answer and raises `AnswerStoppedError`."""
     from saccade.client.output import OutputStream
     from saccade.offline.llm_inputs import read_talk
 
@@ -138,7 +139,7 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
                 for update in engine.step():
                     text, _ = stream.take(update)
                     if text:
-                        status.stop()  # it and the answer would share a line
+                        status.stop()  # the spinner would overwrite the answer's line
                     sys.stdout.write(text)
                     sys.stdout.flush()
     except KeyboardInterrupt:

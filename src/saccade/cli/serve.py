@@ -18,7 +18,7 @@ BUNDLED: dict[str, Any] = {**LIMITS, "served_model_name": ("saccade",)}
 
 
 def new_parser(name: str) -> Parser:
-    about = "Serve a model: a checkpoint folder or a hub id. Without one, the model that comes with the package."
+    about = "Serve a model: a checkpoint folder or a hub id. Without MODEL, serve the one that comes with the package."
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in SETTINGS:
         parser.add_settings(settings)
@@ -33,7 +33,7 @@ def run(flags: Namespace) -> int:
     model = chosen_model(flags.words)
     for note in (*variable_notes(), *unknown_variables(SETTINGS)):
         warn(note)
-    with Spare() as spare:  # before importing the server: the worker's imports take longer
+    with Spare() as spare:  # starts before the server is imported, because the worker's imports take longer
         from saccade.server.front_end import serve
 
         return serve(model, server, engine, limits, media, spare)

@@ -1,4 +1,4 @@
-"""`saccade trace`: what a running server does for some seconds, as a file that Perfetto shows."""
+"""`saccade trace`: records a running server for some seconds, into a file for Perfetto."""
 
 import json
 import ssl
@@ -17,16 +17,16 @@ from saccade.config import setting
 from saccade.errors import ConfigError, SaccadeError
 from saccade.wire.trace_records import MAX_TRACE_S
 
-ANSWER_S = 120.0  # beyond the seconds of the trace
+ANSWER_S = 120.0  # time for the reply, beyond the seconds of the trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSettings:
-    """Which server is looked at, and for how long."""
+    """Which server to record, and for how long."""
 
     url: str = setting("http://127.0.0.1:8000", "address of the server")
-    seconds: float = setting(5.0, f"seconds to record, {MAX_TRACE_S:g} at most")
-    output: str = setting("trace.json", "file to write; - writes to the standard output")
+    seconds: float = setting(5.0, f"seconds to record, at most {MAX_TRACE_S:g}")
+    output: str = setting("trace.json", "file to write; - for standard output")
     admin_api_key: str = setting("", "the server's --admin-api-key")
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class TraceSettings:
 def new_parser(name: str) -> Parser:
     about = (
         "Record what a running server does: a track for each request (queued, prepared, prefill, decode), a track for "
-        "each kind of pass with its graph and padding, and how full it is. Open the file at https://ui.perfetto.dev."
+        "each kind of pass with its graph and padding, and the server's load. Open the file at https://ui.perfetto.dev."
     )
     parser = Parser(name, about=about)
     parser.add_settings(TraceSettings)
@@ -49,7 +49,7 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, TraceSettings), Console(stderr=True)
     if not asked.admin_api_key:
-        raise ConfigError("a trace needs the key that the server was started with (--admin-api-key)")
+        raise ConfigError("a trace needs the admin key the server was started with (--admin-api-key)")
     with console.status(f"recording {asked.url} for {asked.seconds:g} s"):
         text = fetch(asked)
     try:
@@ -66,12 +66,12 @@ def run(flags: Namespace) -> int:
     tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     console.print(f"{asked.output}: {len(events)} events on {len(tracks)} tracks; open it at https://ui.perfetto.dev")
     if not tracks:
-        console.print("nothing ran in these seconds; send requests meanwhile")
+        console.print("nothing ran during the recording; send requests meanwhile")
     return 0
 
 
 def fetch(asked: TraceSettings) -> str:
-    """The trace's text; a refusal or a server that cannot be reached raises with the reason."""
+    """Returns the trace as text. Raises with the reason if the server refuses or cannot be reached."""
     headers = {"Authorization": f"Bearer {asked.admin_api_key}"}
     request = Request(f"{asked.url.rstrip('/')}/trace?seconds={asked.seconds:g}", headers=headers)
     try:

@@ -14,7 +14,7 @@ Reader = Callable[[str], Any]
 
 
 def human_int(text: str) -> int:
-    """An integer, with k, m or g for powers of 1000 and K, M or G for powers of 1024."""
+    """Parses an integer with an optional suffix: k, m, g for powers of 1000, K, M, G for powers of 1024."""
     number, scale = (text[:-1], _SCALES[text[-1]]) if text[-1:] in _SCALES else (text, 1)
     try:
         value = float(number) * scale if "." in number else int(number) * scale
@@ -41,7 +41,7 @@ def reader_of(kind: Any) -> Reader:
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """A value from a file: strings are parsed like flags; numbers, booleans and lists are taken as they are."""
+    """Reads a value of a config file. Strings are parsed like flags."""
     kind = _plain(kind)
     if keeps_commas(kind) and isinstance(value, list):
         return tuple(_read_text(item) for item in value)
@@ -65,7 +65,7 @@ def is_list(kind: Any) -> bool:
 
 
 def keeps_commas(kind: Any) -> bool:
-    """Whether items are free text, such as keys or file names, in which a comma is part of the item."""
+    """Whether items are free text, such as keys or file names, where a comma does not separate items."""
     return is_list(kind) and get_args(kind)[0] is str
 
 
@@ -80,7 +80,7 @@ def shown(value: Any) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """A type without None and without annotations."""
+    """Strips `| None` and annotations from a type."""
     if get_origin(kind) in (Union, UnionType):
         return next(part for part in get_args(kind) if part is not NoneType)
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -97,7 +97,7 @@ def _read_list(text: str, read: Reader) -> tuple[Any, ...]:
 
 
 def _read_texts(text: str) -> tuple[str, ...]:
-    """One item taken literally, or a JSON list of strings (the only way to give several in an environment variable)."""
+    """Takes the text as one item, or as a JSON list of strings, the only way to put several into a variable."""
     try:
         parts = json.loads(text) if text.startswith("[") else None
     except ValueError:
@@ -108,9 +108,9 @@ def _read_texts(text: str) -> tuple[str, ...]:
 
 
 def _read_text(value: Any) -> str:
-    """An item in a file. What YAML parsed as another type is refused, because the text (yes, 0123, 1e3) is lost."""
+    """Refuses an item that YAML parsed as another type, because its text (yes, 0123, 1e3) is lost."""
     if not isinstance(value, str):
-        raise ArgumentTypeError(f"YAML takes this for {type(value).__name__}, not for text; write it in quotes")
+        raise ArgumentTypeError(f"YAML reads this as {type(value).__name__}, not as text; put it in quotes")
     return value
 
 

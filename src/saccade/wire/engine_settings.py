@@ -98,7 +98,7 @@ class EngineSettings:
         "auto", "fp8 rounds the language model's weights while they are loaded; auto: as stored"
     )
     mm_encoder_quantization: str = setting("auto", "fp8 rounds the vision encoder's weights likewise; auto: as stored")
-    block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
+    block_size: int = setting(0, "tokens of a KV block; by default 128 on a GPU, 16 elsewhere")
     kv_cache_tokens: int = setting(0, "tokens of the KV cache; 0: what is left of the GPU's memory, 16384 elsewhere")
     gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory to use")
     enable_prefix_caching: bool = setting(

@@ -1,1 +1,1 @@
-"""Requests, the client that sends them, and servers to send them to."""
+"""The load of a benchmark: its requests, the client that sends them, and a server to send them to."""

@@ -22,7 +22,7 @@ MOST_OPEN = 1024  # connections opened before the clock starts, at most
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """uvloop is the fastest event loop; Windows has none."""
+    """Runs a coroutine on uvloop, the fastest event loop, which Windows does not have."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop
@@ -50,7 +50,7 @@ class Client:
         await asyncio.sleep(0)  # lets the transports close
 
     async def open(self, count: int) -> None:
-        """Opens connections until `count` are idle, so that no request waits for its own."""
+        """Opens connections until `count` are idle, so that no request waits for one."""
         async with asyncio.timeout(CONNECT_S):
             fresh = await asyncio.gather(*(Connection.open(self.address) for _ in range(count - len(self._idle))))
         self._idle += fresh
@@ -59,7 +59,7 @@ class Client:
         return self.address.request("POST", self.target.path, body, self._headers)
 
     async def send(self, request: bytes, index: int = 0, clock_at: float = 0.0) -> Outcome:
-        """Sends one request and waits for its end. Failures are outcomes, not exceptions."""
+        """Sends one request and reads the whole reply. A failure is an outcome, not an exception."""
         reader = ReplyReader()
         failure = None
         try:
@@ -72,7 +72,7 @@ class Client:
         return reader.outcome(index, clock_at, failure)
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Status and body of a request outside the load, to a path other than the one under test."""
+        """Sends a request that is not part of the load, and returns the reply's status and body."""
         reader = ReplyReader()
         data = json.dumps(body).encode() if body is not None else None
         async with asyncio.timeout(ASK_S):
@@ -80,7 +80,8 @@ class Client:
         return reader.status, reader.data
 
     async def _exchange(self, request: bytes, reader: ReplyReader) -> None:
-        """Uses an idle or new connection; an idle one closed by the server is replaced once, with the clock running."""
+        """Uses an idle connection or a new one. If the server has closed the idle one, a new one replaces it, and the
+        clock keeps running."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_usable:
@@ -112,13 +113,13 @@ async def drive(
     seed: int = 0,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> tuple[list[Outcome], float]:
-    """Outcomes in the order of `requests`, and the seconds from the first send to the last end."""
+    """Sends all requests. Returns their outcomes in order, and the seconds from the first send to the last reply."""
     most = load.max_concurrency or len(requests)
     places = asyncio.Semaphore(most)
     due = arrivals(len(requests), load, seed)
     await client.open(min(most, len(requests), MOST_OPEN))
     gc.collect()
-    gc.freeze()  # request bodies are many and live to the end: repeated garbage collections of them stall the client
+    gc.freeze()  # collecting the many long-lived request bodies again and again would stall the client
     clock_at = perf_counter()
 
     async def send(index: int) -> Outcome:

@@ -1,6 +1,6 @@
 """One keep-alive HTTP/1.1 connection of the benchmark's client. General HTTP clients spend more time on a request than
-a fast server does. Here a request is one write; replies are parsed by httptools in the event loop's own callbacks, and
-the clock is read before the data is parsed."""
+a fast server does. Here a request is one write, httptools parses replies in the event loop's callbacks, and the clock
+is read before the data is parsed."""
 
 import asyncio
 import ssl
@@ -20,7 +20,7 @@ class ServerAddress:
     host: str
     port: int
     is_tls: bool
-    prefix: str  # put before every path
+    prefix: str  # comes before every path
 
     @classmethod
     def of(cls, url: str) -> "ServerAddress":
@@ -44,7 +44,7 @@ class ServerAddress:
 
 
 class Connection(asyncio.Protocol):
-    """One exchange at a time. `is_usable`: another may follow."""
+    """Handles one exchange at a time. While `is_usable`, another may follow."""
 
     def __init__(self) -> None:
         self.is_usable = True
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._reader: ReplyReader | None = None
         self._headers: dict[str, str] = {}
-        self._ends_with_connection = False  # reply with neither a length nor chunks
+        self._ends_with_connection = False  # the reply has neither a length nor chunks
         self._now = 0.0
 
     @classmethod
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes, reader: ReplyReader) -> None:
         """Sends a request and reads the whole reply. The clock starts just before the first byte is sent. Raises
-        ConnectionError if the connection ends before the reply; the reader keeps what arrived. Cancelling closes it."""
+        ConnectionError if the connection closes too early; the reader keeps what arrived. Cancelling closes it."""
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}
         self._done = asyncio.get_running_loop().create_future()

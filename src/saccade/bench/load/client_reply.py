@@ -1,4 +1,4 @@
-"""The reply to one request and its times: every figure of the benchmark is computed from these."""
+"""The reply to one request and its times, from which every figure of the benchmark is computed."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,8 +13,8 @@ LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Times are seconds: `sent_s` since the clock started, the others since sending. An entry of `token_times_s` may
-    stand for several tokens. A failed request has an `error` (its kind) and counts in no figure of speed."""
+    """The result of one request. `sent_s` counts from the start of the clock, all other times from `sent_s`. One entry
+    of `token_times_s` may cover several tokens. A failed request has an `error` (its kind); its times are not used."""
 
     index: int
     sent_s: float
@@ -41,18 +41,18 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per token after the first; None without a second token."""
+        """Time per token after the first; None if there is only one."""
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 class ReplyReader:
-    """Reads one reply: server-sent events as they arrive, or one JSON body at the end."""
+    """Reads one reply: server-sent events as they arrive, or a JSON body once it is complete."""
 
     def __init__(self) -> None:
         self.sent_at = 0.0
         self.status = 0
         self.arrived_at = 0.0
-        self.data = b""  # received but not yet read as an event
+        self.data = b""  # received but not yet parsed
         self._is_events = False
         self._is_done = False
         self._times: list[float] = []
@@ -81,7 +81,7 @@ class ReplyReader:
                 self._event(line[5:].strip(), now)
 
     def outcome(self, index: int, clock_at: float, failure: tuple[str, str] | None = None) -> Outcome:
-        """`failure` is what ended the exchange from outside, such as a timeout."""
+        """`failure` is a kind and a message, for an exchange that was cut short, for example by a timeout."""
         if failure is None and not self._is_events:
             self._whole()
         failed = failure or self._failure()
@@ -169,11 +169,11 @@ class ReplyReader:
         if self._error is not None:
             return self._error
         if not self._is_done and self._finish is None:
-            return "incomplete reply", "the stream ended before its end was said"
+            return "incomplete reply", "the stream ended without its final event"
         if self._finish in BAD_ENDS:
             return f"finish reason {self._finish}", ""
         if not self._times:
-            return "empty reply", "the reply has no token and no reason for its end"
+            return "empty reply", "the reply has no tokens and no finish reason"
         return None
 
     def _refusal(self) -> tuple[str, str]:
@@ -194,7 +194,7 @@ def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:
 
 
 def _seconds(timings: dict[str, Any]) -> dict[str, float]:
-    """Times by stage, in seconds; names ending in _ms are in milliseconds."""
+    """Converts times by stage to seconds; names that end in _ms are in milliseconds."""
     numbers = {name: value for name, value in timings.items() if isinstance(value, int | float)}
     return {
         name.removesuffix("_ms"): value / 1e3 if name.endswith("_ms") else float(value)

@@ -1,5 +1,5 @@
-"""Which server is asked, what, and when: settings of benchmarks that send requests, named as in SGLang's and vLLM's. No
-torch here: the command line reads it for its flags."""
+"""Settings of benchmarks that send requests, named as in SGLang's and vLLM's benchmarks. Imports no torch, because the
+command line builds its flags from them."""
 
 import json
 import math
@@ -37,10 +37,10 @@ def check_at_least(settings: Any, lowest: dict[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetSettings:
-    """Which server is asked, and how."""
+    """The server to send requests to."""
 
     backend: str = setting("openai-chat", f"shape of the requests: {', '.join(BACKENDS)}")
-    base_url: str = setting("", "address of the server, such as http://127.0.0.1:8000; overrules host and port")
+    base_url: str = setting("", "address of the server, such as http://127.0.0.1:8000; overrides host and port")
     host: str = setting("127.0.0.1", "host of the server")
     port: int = setting(8000, "port of the server")
     endpoint: str = setting("", "path to send to; by default that of the backend")
@@ -69,7 +69,7 @@ class TargetSettings:
 
     @property
     def kind(self) -> str:
-        """Shape of requests and replies, determined by the path."""
+        """The API of the backend, named by its usual path."""
         return BACKENDS[self.backend]
 
     def extra_fields(self) -> dict[str, Any]:
@@ -84,13 +84,13 @@ class TargetSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSettings:
-    """What is asked. The same settings make the same requests, byte for byte."""
+    """The requests to send. The same settings make the same requests, byte for byte."""
 
     dataset_name: str = setting("image", f"kind of requests: {', '.join(DATASETS)}")
     dataset_path: str = setting("", "file of custom or sharegpt: JSON lines, or one JSON list")
     num_prompts: int = setting(256, "number of requests")
-    random_input_len: int = setting(128, "most text tokens of a prompt")
-    random_output_len: int = setting(1, "most tokens of an answer")
+    random_input_len: int = setting(128, "maximum number of text tokens of a prompt")
+    random_output_len: int = setting(1, "maximum number of tokens of an answer")
     random_range_ratio: float = setting(0.1, "shortest length as a share of the longest; 1 gives all the same")
     image_count: int = setting(1, "images, or videos, of a request")
     image_resolution: str = setting(
@@ -103,8 +103,8 @@ class WorkloadSettings:
     image_quality: int = setting(85, "quality of a jpeg")
     image_repeat_ratio: float = setting(0.0, "share of images that are copies of earlier ones")
     video_frames: int = setting(8, "frames of a video")
-    ignore_eos: bool = setting(True, "answers have the length that was asked for")
-    seed: int = setting(0, "seed of texts, sizes, pixels and arrivals; drawn anew for every run unless given")
+    ignore_eos: bool = setting(True, "generate exactly the requested number of tokens")
+    seed: int = setting(0, "seed of texts, sizes, pixels and arrivals; new for every run unless given")
 
     def __post_init__(self) -> None:
         check_one_of("dataset_name", self.dataset_name, tuple(DATASETS))
@@ -118,16 +118,16 @@ class WorkloadSettings:
         if self.image_quality > 100:
             raise ConfigError(f"image_quality is {self.image_quality}; allowed are 1..100 (--image-quality)")
         if DATASETS[self.dataset_name] == "file" and not self.dataset_path:
-            raise ConfigError(f"dataset {self.dataset_name} is a file; say which (--dataset-path)")
+            raise ConfigError(f"dataset {self.dataset_name} needs a file (--dataset-path)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSettings:
-    """When requests are sent."""
+    """When to send requests."""
 
-    request_rate: float = setting(math.inf, "requests a second; inf sends as soon as concurrency allows")
+    request_rate: float = setting(math.inf, "requests per second; inf sends as soon as concurrency allows")
     burstiness: float = setting(1.0, "shape of the arrivals: 1 is Poisson, below it bursts, above it more even")
-    max_concurrency: int = setting(32, "requests under way at the same time; 0 sets no limit")
+    max_concurrency: int = setting(32, "maximum number of concurrent requests; 0 sets no limit")
     warmup_requests: int = setting(5, "requests sent before the clock starts")
     flush_cache: bool = setting(False, "have the server empty its caches before the clock starts: POST /flush_cache")
 

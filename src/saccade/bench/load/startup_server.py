@@ -14,15 +14,15 @@ from saccade.errors import ConfigError
 
 SERVE = (sys.executable, "-m", "saccade", "serve")
 READY = re.compile(r"ready on (https?://\S+)")
-STOP_S = 60.0  # before it is killed
+STOP_S = 60.0  # until it is killed
 TAIL_LINES = 20
-MAX_LINES = 10_000  # kept of a server that is ready
+MAX_LINES = 10_000  # kept once the server is ready
 
 
 class LaunchedServer:
-    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` holds its output with seconds since
-    the start, and `last` the newest lines. A server that exits or is not ready in time raises a ConfigError with its
-    last lines. Ctrl-C does not reach it: whoever started it stops it."""
+    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` has its output with the seconds since
+    the start, and `last` the newest lines. If the server exits or is not ready in time, a ConfigError shows its last
+    lines. Ctrl-C does not reach the server, so the benchmark stops it itself."""
 
     def __init__(
         self,

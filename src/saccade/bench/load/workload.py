@@ -1,4 +1,4 @@
-"""The requests of a serving benchmark, all built to the last byte before the first is sent."""
+"""The requests of a serving benchmark. All are complete, to the last byte, before the first is sent."""
 
 import json
 import mimetypes
@@ -25,8 +25,8 @@ LINKS = ("http://", "https://", "data:", "file://")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPrompt:
-    """What one request asks, without the wording of any server. `messages` replace `content` where a file gives them;
-    `images` tells equal images from others by their number."""
+    """The content of one request, in no server's format. `messages`, if a file has them, replace `content`. `images`
+    numbers the images; copies have the same number."""
 
     content: str | list[Part]
     max_tokens: int
@@ -38,7 +38,7 @@ class WorkloadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request, and what is known about it before its reply."""
+    """One request, and what is known about it before it is answered."""
 
     body: bytes
     max_tokens: int
@@ -48,7 +48,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a server wants to be asked. `is_timed`: it can report where a request's time went."""
+    """Formats requests for a server. `is_timed` asks it to report where each request's time went."""
 
     target: TargetSettings
     model: str
@@ -80,12 +80,12 @@ class Wording:
 
 
 def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList) -> list[WorkloadRequest]:
-    """Deterministic: the same settings, wording and words give the same requests."""
+    """Builds the requests. The same settings, wording and words always give the same requests."""
     return [wording.request(prompt) for prompt in make_prompts(settings, words)]
 
 
 def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) -> list[WorkloadPrompt]:
-    """Deterministic, and the same for every server. `skip` leaves out the first entries of a file."""
+    """Draws the prompts, which are the same for every server. `skip` leaves out the first entries of a file."""
     kind = DATASETS[settings.dataset_name]
     if kind == "file":
         return [_prompt_of(entry, settings) for entry in _read_entries(settings, skip)]
@@ -102,7 +102,7 @@ def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) 
 
 
 def digest_of(prompts: Iterable[WorkloadPrompt]) -> str:
-    """Names the content of a workload: equal for equal prompts in equal order."""
+    """Identifies a workload: equal for equal prompts in equal order."""
     found = blake2b(digest_size=8)
     for prompt in prompts:
         found.update(orjson.dumps([prompt.messages or prompt.content, prompt.max_tokens]))
@@ -110,14 +110,14 @@ def digest_of(prompts: Iterable[WorkloadPrompt]) -> str:
 
 
 def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Generator) -> list[int]:
-    """Uniform between range ratio * longest and longest, at least 1."""
+    """Draws lengths uniformly from range ratio * longest to longest, at least 1."""
     low = max(int(longest * settings.random_range_ratio), 1)
     return [int(length) for length in rng.integers(low, longest + 1, settings.num_prompts)]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadMedia:
-    """Of one request: numbers of its images or videos (equal for copies), the sizes of all frames, message parts."""
+    """The media of one request: numbers of its images or videos (equal for copies), sizes of all frames, and parts."""
 
     units: tuple[int, ...] = ()
     sizes: tuple[Size, ...] = ()
@@ -152,7 +152,7 @@ def _content(parts: list[Part], text: str) -> str | list[Part]:
 
 
 def _read_entries(settings: WorkloadSettings, skip: int) -> Iterator[dict[str, Any]]:
-    """The entries of the file after the first `skip`, starting over if it has too few."""
+    """Reads `num_prompts` entries after the first `skip`, starting over when the file ends."""
     path = Path(settings.dataset_path)
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -166,10 +166,12 @@ def _read_entries(settings: WorkloadSettings, skip: int) -> Iterator[dict[str, A
 
 
 def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPrompt:
-    """An entry has messages, a prompt (and images), or conversations as in ShareGPT."""
+    """An entry has messages, or a prompt (and images), or conversations as in ShareGPT."""
     most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
     if not isinstance(most, int) or most < 1:
-        raise ConfigError(f"an entry asks for {most!r} output tokens; want a whole number from 1 on (--dataset-path)")
+        raise ConfigError(
+            f"an entry asks for {most!r} output tokens; it must be a whole number of at least 1 (--dataset-path)"
+        )
     prompt = entry.get("prompt")
     if prompt is None:
         prompt = next((turn.get("value") for turn in entry.get("conversations", ())), None)

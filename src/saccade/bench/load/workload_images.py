@@ -1,4 +1,4 @@
-"""Images of a workload: their sizes (one, a range, or a weighted mix), and pixels made from a seed."""
+"""Images of a workload: sizes (one, a range, or a weighted mix), and pixels generated from a seed."""
 
 import io
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from saccade.errors import ConfigError
 Size = tuple[int, int]  # width, height
 NAMED: dict[str, Size] = {"360p": (640, 360), "720p": (1280, 720), "1080p": (1920, 1080), "4k": (3840, 2160)}
 LARGEST_SIDE = 16384
-NUM_THREADS = 4  # encoders release the interpreter lock
+NUM_THREADS = 4  # encoders release the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SizeRange:
 
 
 def parse_sizes(text: str) -> list[SizeRange]:
-    """WIDTHxHEIGHT, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
+    """Parses WIDTHxHEIGHT, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
     kind, colon, rest = text.strip().partition(":")
     try:
         if kind == "random" and colon:
@@ -70,7 +70,7 @@ def draw_size(ranges: Sequence[SizeRange], rng: np.random.Generator) -> Size:
 
 
 def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
-    """One base64 image per size. Each has its own seed, so its pixels do not depend on the others."""
+    """Makes a base64 image of each size. Each has its own seed, so its pixels do not depend on the others."""
 
     def make(index: int) -> str:
         rng = np.random.default_rng((settings.seed, index))
@@ -81,7 +81,7 @@ def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
 
 
 def _pixels(size: Size, content: str, rng: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Noise, or white with one pixel that distinguishes it from other blank images."""
+    """Noise, or white with one pixel that makes blank images differ."""
     width, height = size
     if content == "random":
         return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)

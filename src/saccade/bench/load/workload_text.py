@@ -1,4 +1,4 @@
-"""Texts with a given number of tokens, made of common words counted by the target's own tokenizer."""
+"""Texts with a given number of tokens, made of common words that the server's own tokenizer has counted."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ WORDS = tuple(_COMMON.split())
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Words and how many tokens each adds to a text; uncounted words are taken for one token. A counted text begins
-    with `LEAD`, because a word without a space before it may have other tokens than those counted."""
+    """Words, and how many tokens each adds to a text; uncounted words are assumed to add one. A counted text starts
+    with `LEAD`, because a word without a space before it may be tokenized differently."""
 
     words: tuple[str, ...] = WORDS
     costs: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class WordList:
         return bool(self.costs)
 
     def text(self, num_tokens: int, rng: np.random.Generator) -> str:
-        """Words of `num_tokens` tokens in all, or as little above as the cheapest word allows."""
+        """Joins words to `num_tokens` tokens, or as few above that as possible."""
         costs = np.array(self.costs or [1] * len(self.words))
         order = np.argsort(costs, kind="stable")
         costs = costs[order]

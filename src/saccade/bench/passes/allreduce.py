@@ -1,4 +1,4 @@
-"""Times all-reduce: starts the ranks, reads the JSON lines of rank 0, and ends all ranks."""
+"""Times all-reduce: starts the ranks, reads the JSON lines of rank 0, and stops all ranks."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ RANK = "saccade.bench.passes.allreduce_rank"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLine:
-    """One algorithm at one size. `is_taken`: a model would use this algorithm at this size."""
+    """One algorithm at one size. `is_taken` says whether a model would use this algorithm at this size."""
 
     rows: int
     nbytes: int
@@ -72,7 +72,7 @@ def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
 def _ranks(
     settings: AllReduceBenchSettings, devices: list[str], folder: Path, is_shared: bool
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The messages of rank 0 while it runs. On exit all ranks have ended; a failed rank is an error."""
+    """Yields an iterator over the messages of rank 0. On exit all ranks have ended; a failed rank is an error."""
     environment = worker_environment() | ({SHARED_GPU: "1"} if is_shared else {})
     outputs = [folder / f"rank {rank}" for rank in range(settings.ranks)]
     processes: list[subprocess.Popen[str]] = []
@@ -99,7 +99,7 @@ def _ranks(
 
 
 def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
-    """Ends all ranks when one fails or time is up; the others would wait for it forever."""
+    """Stops all ranks when one fails, because the others would wait for it forever, or when time is up."""
     deadline = monotonic() + LIMIT_S
     while not is_over.wait(0.1):
         if any(process.poll() for process in processes) or monotonic() > deadline:
@@ -116,7 +116,7 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _raise_if_failed(processes: list[subprocess.Popen[str]], outputs: list[Path]) -> None:
-    """Reports the rank that failed by itself: a rank that only lost its peer prints a long connection error."""
+    """Reports the rank that failed first: one that only lost its peer ends with a connection error."""
     failed = [rank for rank, process in enumerate(processes) if process.returncode]
     if failed:
         tails = {rank: outputs[rank].read_text(errors="replace").splitlines()[-TAIL_LINES:] for rank in failed}

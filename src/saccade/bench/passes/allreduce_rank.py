@@ -89,7 +89,7 @@ class RankBench:
         }
 
     def _is_right(self, shape: tuple[int, int], call: Sum, target: Tensor) -> bool:
-        """Compares with a local sum: seeds are known, so each rank can make the inputs of all ranks."""
+        """Compares with a local sum: each rank knows the seeds and can generate the inputs of all ranks."""
         everyone = []
         for rank in range(self._group.size):
             generator = torch.Generator(self._device).manual_seed(1000 + rank)
@@ -112,7 +112,7 @@ class RankBench:
         return piece
 
     def _microseconds(self, call: Callable[[], object]) -> float:
-        """Median time until the device is done, over runs that all ranks start together."""
+        """The median time until the device is done, over runs that all ranks start together."""
         times: list[float] = []
         for _ in range(NUM_WARM_UPS + self._settings.rounds):
             wait(self._device)

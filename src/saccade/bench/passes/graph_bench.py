@@ -1,4 +1,4 @@
-"""What graphs gain: prefill of a random-weight model run eagerly, piecewise and as one graph, by number of tokens."""
+"""Measures what graphs gain: prefill of a model with random weights, eager, piecewise and full, by number of tokens."""
 
 import gc
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MIB = 2**20
 ROUNDS = 9
 MAX_REQUESTS = 8
 GPU_TOKENS = (64, 128, 256, 406, 512, 1024, 2048, 4096)
-CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square of these; larger ones take minutes
+CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square; larger ones take minutes
 SHAPE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "intermediate_size"),
@@ -37,7 +37,7 @@ SIZES = {"8b": (36, 4096, 32, 8, 128, 12288), "tiny": (4, 128, 4, 2, 32, 384)}
 
 @dataclass(frozen=True, slots=True)
 class GraphTimes:
-    """One way to run one size: time until the result is ready, and how long the host was busy."""
+    """One way to run one size. `ms` is the time until the result is ready, `cpu_ms` until the call returns."""
 
     tokens: int
     way: str
@@ -51,7 +51,7 @@ class GraphTimes:
 @dataclass(frozen=True, slots=True)
 class GraphBench:
     lines: tuple[GraphTimes, ...]
-    held_mib: dict[str, float]  # by way: arena and all graphs, measured as device memory beyond weights and caches
+    held_mib: dict[str, float]  # arena and all graphs, by way; measured as device memory besides weights and caches
     environment: dict[str, Any]
 
 
@@ -95,7 +95,7 @@ def _runner(model: Model, state: DeviceState, tokens: tuple[int, ...], mode: Mod
 
 
 def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -> list[GraphTimes]:
-    """Eager runs are padded as the graph is, and timed only in full mode."""
+    """Times all graphs, and in full mode also eager runs with the same padding."""
     lines = []
     device = runner.phase.arena.device
     for graph in runner.graphs:

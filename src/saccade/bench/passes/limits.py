@@ -1,8 +1,8 @@
-"""Hardware limits: floating-point operations and bytes of a pass, computed from a model's dimensions.
+"""Hardware limits of a pass: its floating-point operations and bytes, computed from the model's dimensions.
 
-Only what no implementation can avoid is counted: matrix products (2 operations per weight and row), the products of
-attention, weights read once per pass, and in decoding the keys and values of every context. Norms, activations,
-embeddings and writes are left out, so a limit is never too high.
+Only unavoidable work counts: matrix products (2 operations per weight and row), the products of attention, weights read
+once per pass, and in decode the keys and values of every context. Norms, activations, embeddings and writes are left
+out, so a limit is never above the time that is really needed.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Best-case rates of a device; `fp8_flop_per_s` is that of products whose weights have one byte."""
+    """Best-case rates of a device. `fp8_flop_per_s` applies to products with one-byte weights."""
 
     flop_per_s: float
     bytes_per_s: float
@@ -23,7 +23,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class ItemSizes:
-    """Bytes of a number: of a layer's weights, and of everything else (keys, values, head, embedding)."""
+    """Bytes per number in the layers' weights, and in everything else (keys, values, head, embedding)."""
 
     layers: int
     others: int
@@ -31,7 +31,7 @@ class ItemSizes:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least ms of a pass: compute and reads may overlap, so the longer counts. `products_ms` excludes attention."""
+    """The minimum ms of a pass. Compute and reads can overlap, so the longer counts. `products_ms` has no attention."""
 
     products_ms: float
     flop_ms: float
@@ -72,7 +72,7 @@ def decode_limit(spec: DecoderSpec, batch: int, context: int, sizes: ItemSizes, 
 
 
 def layer_parameters(spec: DecoderSpec, num_rows: int | None = None) -> int:
-    """Weights in all layers that one row is multiplied with (None), or that a pass over `num_rows` rows reads."""
+    """Weights in all layers that a pass over `num_rows` rows reads, or that one row is multiplied with (None)."""
     return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, num_rows) for layer in spec.layers)
 
 
@@ -90,19 +90,19 @@ def causal_flops(spec: DecoderSpec, tokens: int) -> int:
 
 
 def context_bytes(spec: DecoderSpec, context: int, itemsize: int) -> int:
-    """Keys and values that one decoding request reads: 2 * key heads * head width numbers per layer and visible key."""
+    """Keys and values that a request reads in decode: 2 * key heads * head width numbers per layer and visible key."""
     row = 2 * spec.attention.num_kv_heads * spec.attention.head_dim * itemsize
     return sum(row * _reach(layer, context) for layer in spec.layers)
 
 
 def _attention_parameters(spec: DecoderSpec) -> int:
-    """Projections to queries, keys and values, and back to the width."""
+    """Weights of the projections to queries, keys and values, and back."""
     heads = spec.attention
     return spec.width * heads.head_dim * 2 * (heads.num_heads + heads.num_kv_heads)
 
 
 def _mlp_parameters(width: int, mlp: MLPSpec | MoESpec, num_rows: int | None) -> int:
-    """For a mixture: the experts that one row (None) is sent to, or as many as `num_rows` rows can reach."""
+    """For a mixture of experts: those that `num_rows` rows can reach at most, or that one row is sent to (None)."""
     if isinstance(mlp, MLPSpec):
         return (3 if mlp.gated else 2) * width * mlp.width
     num_experts = mlp.top_k if num_rows is None else min(mlp.num_experts, mlp.top_k * num_rows)
@@ -115,7 +115,7 @@ def _attention_flops(spec: DecoderSpec, num_pairs: int) -> int:
 
 
 def _seen_keys(layer: LayerSpec, tokens: int) -> int:
-    """1 + 2 + ... up to the window, then the window's width for every further row."""
+    """Sums 1 + 2 + ... up to the window, then adds the window for each further row."""
     ramp = _reach(layer, tokens)
     return ramp * (ramp + 1) // 2 + (tokens - ramp) * ramp
 
@@ -125,7 +125,7 @@ def _reach(layer: LayerSpec, context: int) -> int:
 
 
 def _limit(products: int, other_products: int, attention: int, num_bytes: int, sizes: ItemSizes, rates: Rates) -> Limit:
-    """`products` are those of the layers, which may have a rate of their own."""
+    """`products` are operations of the layers, which may run at the FP8 rate."""
     layer_rate = rates.fp8_flop_per_s if sizes.layers == 1 else rates.flop_per_s
     products_ms = (products / layer_rate + other_products / rates.flop_per_s) * 1e3
     return Limit(products_ms, products_ms + attention / rates.flop_per_s * 1e3, num_bytes / rates.bytes_per_s * 1e3)

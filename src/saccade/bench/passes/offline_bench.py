@@ -1,9 +1,9 @@
-"""Times the engine's passes without requests: prefill and decode, eager and as graphs, next to their hardware limits.
+"""Times the engine's passes without requests: prefill and decode, eager and as graphs, against their hardware limits.
 
-All ways run in one process on the same weights, caches and inputs, through the engine's own runners, so filling
-buffers, choosing the bucket and padding are included. Prefill is one prompt on an idle device up to the last attention;
-the last MLP and the LM head, needed only for a prompt's last row, are timed as the head. Decode steps follow each other
-without a wait. Every replay is compared with an eager run of the same padded buffers.
+All ways run in one process on the same weights, caches and inputs, through the engine's own runners, so times include
+filling buffers, choosing the bucket, and padding. Prefill is one prompt on an idle device up to the last attention. The
+last MLP and the LM head, needed only for a prompt's last row, are timed as the head. Decode steps run back to back.
+Every replay is compared with an eager run on the same padded buffers.
 """
 
 import gc
@@ -66,8 +66,8 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of outputs
-    (prefill) or logits (decode) relative to the largest value."""
+    """A replay compared with an eager run on the same padded buffers. `difference` is the largest one of outputs
+    (prefill) or logits (decode), relative to the largest value."""
 
     phase: str
     size: int
@@ -149,7 +149,7 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
 
 
 def bench_state(model: Model, settings: OfflineBenchSettings) -> DeviceState:
-    """Caches for the longest prompt and the largest batch, full of noise: a GPU draws less power on zeros."""
+    """Caches for the longest prompt and the largest batch, full of noise, because zeros would save a GPU power."""
     block_size = settings.block_size or (128 if model.place.device.type == "cuda" else 16)
     longest = max(*settings.tokens, settings.context, settings.max_model_len)
     needed = max(-(-longest // block_size), max(settings.batches) * -(-settings.context // block_size))
@@ -191,7 +191,7 @@ def prefill_values(executor: DeviceExecutor, tokens: int) -> Values:
 
 
 def decode_values(state: DeviceState, batch: int, context: int) -> Values:
-    """One row per request; each reads `context` keys from its own blocks, scattered over the cache."""
+    """One row per request; each reads `context` keys from its own blocks, which are scattered over the cache."""
     rng = np.random.default_rng(batch)
     count = -(-context // state.block_size)
     tables = np.zeros((batch, state.max_blocks), dtype=np.int32)
@@ -211,7 +211,7 @@ def decode_values(state: DeviceState, batch: int, context: int) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One pass to measure. `to_scores` extracts from a result what decides the tokens."""
+    """One pass to measure. `to_scores` turns its outputs into (scores, tokens), which are compared."""
 
     phase: str
     size: int
@@ -225,7 +225,7 @@ class _Work:
 
 
 def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
-    """Prefill for every way; decode and head only where a way has them (piecewise graphs are for prompts only)."""
+    """Yields prefill for every way; decode and head not for piecewise graphs, which only prefill has."""
     model, state = executor.state.model, executor.state
     spec, sizes = model.spec.decoder, item_sizes(model, A_PRODUCT)
 
@@ -280,7 +280,7 @@ def _check(work: _Work, batch: Batch, key: GraphKey, way: str) -> Check:
 
 
 def _run_once(executor: DeviceExecutor, settings: OfflineBenchSettings) -> None:
-    """Compiles and loads kernels first, so that capture times do not include this."""
+    """Compiles and loads kernels, so that capture times do not include that."""
     for phase in executor.phases:
         if phase.settings.tiers:
             example = phase.example_for(phase.phase.buckets[-1])

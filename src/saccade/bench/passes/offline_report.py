@@ -49,7 +49,7 @@ def _decode_table(lines: Sequence[PassTimes], context: int) -> Table:
 
 
 def _capture_table(captures: Sequence[Captured]) -> Table:
-    """Every phase of every way, and the total per way."""
+    """Lists the phases of each way, and the total of each way."""
     table = Table("way", "phase", "graphs", "seconds", "graphs MiB", "buffers MiB", title="capture")
     rows = [(part.way, part.phase, [part]) for part in captures]
     for way in dict.fromkeys(part.way for part in captures):
@@ -62,7 +62,7 @@ def _capture_table(captures: Sequence[Captured]) -> Table:
 
 
 def _verdicts(checks: Sequence[Check]) -> Iterable[str]:
-    """Replays against eager runs of the same padded buffers: one sentence per way and phase."""
+    """One sentence per way and phase, about replays compared with eager runs on the same padded buffers."""
     for way, phase in dict.fromkeys((check.way, check.phase) for check in checks):
         own = [check for check in checks if (check.way, check.phase) == (way, phase)]
         wrong = [str(check.size) for check in own if not check.has_equal_tokens]

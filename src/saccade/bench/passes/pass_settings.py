@@ -1,4 +1,4 @@
-"""Settings of the engine benchmarks. No torch here: the command line reads it for its flags."""
+"""Settings of the pass benchmarks. Imports no torch, because the command line builds its flags from them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ ON_CPU: dict[str, dict[str, Any]] = {
 
 
 def suited_to(device_type: str, settings: S) -> S:
-    """Fills every setting that was not chosen with what suits the device."""
+    """Fills in device-dependent defaults for settings that were not given."""
     own = (ON_GPU if device_type == "cuda" else ON_CPU)[type(settings).__name__]
     chosen = {name: getattr(settings, name) for name in own if getattr(settings, name) not in (0, (), "auto")}
     return replace(settings, **own | chosen)
@@ -36,17 +36,21 @@ def suited_to(device_type: str, settings: S) -> S:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelBenchSettings:
-    """What benchmarks of a model's passes have in common."""
+    """Settings that benchmarks of a model's passes share."""
 
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
     quantization: str = setting("auto", "fp8 rounds the language model's weights; auto: as stored")
     mm_encoder_quantization: str = setting("auto", "fp8 rounds the vision encoder's weights; auto: as stored")
-    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
-    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
-    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
-    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
+    encoder_budget_tokens: int = setting(
+        0, "image rows of the largest vision graph; by default 8192 on a GPU, 256 elsewhere"
+    )
+    rounds: int = setting(0, "runs to take the median of; by default 9 on a GPU, 3 elsewhere")
+    flop_per_s: float = setting(
+        0.0, "floating-point operations per second of the device; by default known (H200) or measured"
+    )
+    bytes_per_s: float = setting(0.0, "bytes per second of the device's memory; by default known (H200) or measured")
     json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
@@ -55,15 +59,17 @@ class ModelBenchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineBenchSettings(ModelBenchSettings):
-    """What `saccade bench offline` measures. Sizes of the engine are its own defaults, so that it has its graphs."""
+    """What `saccade bench offline` measures. Sizes default to the engine's, so that the graphs are the same."""
 
-    tokens: tuple[int, ...] = setting((), "prompt lengths for prefill, such as 64,406,4K; none: what suits the device")
-    batches: tuple[int, ...] = setting((), "requests of a decode step; none: what suits the device")
+    tokens: tuple[int, ...] = setting(
+        (), "prompt lengths for prefill, such as 64,406,4K; by default what suits the device"
+    )
+    batches: tuple[int, ...] = setting((), "requests of a decode step; by default what suits the device")
     context: int = setting(1000, "keys that every request of a decode step reads")
     max_model_len: int = setting(
-        0, "tokens of one request, at least the longest prompt or context; 0: 8192 on a GPU, no more elsewhere"
+        0, "tokens of one request, at least the longest prompt or context; by default 8192 on a GPU, no more elsewhere"
     )
-    block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
+    block_size: int = setting(0, "tokens of a KV block; by default 128 on a GPU, 16 elsewhere")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batches"):
@@ -82,10 +88,10 @@ class VisionBenchSettings(ModelBenchSettings):
     sizes: tuple[Word, ...] = setting(
         ("224x224", "560x560", "1280x720", "1024x1024"), "images, width x height, such as 560x560,1280x720"
     )
-    counts: tuple[int, ...] = setting((), "images of one size that go together; none: 1,8,32 on a GPU, 1,4 elsewhere")
+    counts: tuple[int, ...] = setting((), "images of one size per batch; by default 1,8,32 on a GPU, 1,4 elsewhere")
     mixed: bool = setting(True, "also batches of 1 to 16 images with sides of 224 to 1280 pixels")
-    mixed_batches: int = setting(0, "how many of these; 0: 24 on a GPU, 4 elsewhere")
-    compare_transformers: bool = setting(False, "run the tower of Hugging Face transformers, too")
+    mixed_batches: int = setting(0, "number of mixed batches; by default 24 on a GPU, 4 elsewhere")
+    compare_transformers: bool = setting(False, "also run the tower of Hugging Face transformers")
     plot: str = setting("", "PNG file to draw the figures to")
 
     def __post_init__(self) -> None:
@@ -96,7 +102,7 @@ class VisionBenchSettings(ModelBenchSettings):
         ModelBenchSettings.__post_init__(self)
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of every size."""
+        """(width, height) of each size."""
         found = []
         for text in self.sizes:
             width, cross, height = text.partition("x")
@@ -108,16 +114,14 @@ class VisionBenchSettings(ModelBenchSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllReduceBenchSettings:
-    """What `saccade bench allreduce` measures: sums over ranks, which it starts itself."""
+    """What `saccade bench allreduce` measures. It starts the ranks itself."""
 
-    ranks: int = setting(
-        2, "processes that add up; with fewer GPUs than ranks, all are on the first one and take turns"
-    )
-    rows: tuple[int, ...] = setting((), "rows of the tensors, such as 1,64,2K; none: what suits the device")
+    ranks: int = setting(2, "processes that take part; with fewer GPUs than ranks, all share the first one")
+    rows: tuple[int, ...] = setting((), "rows of the tensors, such as 1,64,2K; by default what suits the device")
     width: int = setting(4096, "values of a row")
     dtype: str = setting("auto", "float32, bfloat16, or auto: bfloat16 on a GPU, float32 elsewhere")
     device: str = setting("auto", "cuda, cpu, or auto")
-    rounds: int = setting(0, "runs of which the median is taken; 0: 20 on a GPU, 5 elsewhere")
+    rounds: int = setting(0, "runs to take the median of; by default 20 on a GPU, 5 elsewhere")
     json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Shared by the pass benchmarks: loading the model, timing calls, and measuring what the device can reach."""
+"""Shared by the pass benchmarks: loads the model, times calls, and measures what the device can reach."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -18,10 +18,10 @@ from saccade.models.weights import DTYPES, load_model
 A_PRODUCT, A_VISION_PRODUCT = "decoder.layers.0.attention.qkv", "tower.blocks.0.attention.qkv"
 NUM_WARM_UPS = 2
 TRAIN_LENGTH = 8
-HEAD_START_CYCLES = 2_000_000  # about a millisecond, in which the host queues the timed work
-CUDA_SIDE, CPU_SIDE = 8192, 512  # of the square product that measures a device
-KNOWN_RATES = {"H200": Rates(783e12, 4.3e12, 1490e12)}  # bfloat16 and e4m3, the best measured on it
-FP8_GAIN = {"cuda": 2.0, "cpu": 1.0}  # a GPU's tensor cores do twice as much with half the bytes; a CPU converts
+HEAD_START_CYCLES = 2_000_000  # about a millisecond, so that the host can queue the timed work
+CUDA_SIDE, CPU_SIDE = 8192, 512  # of the square matrices that measure a device
+KNOWN_RATES = {"H200": Rates(783e12, 4.3e12, 1490e12)}  # bfloat16 and e4m3, the best measured
+FP8_GAIN = {"cuda": 2.0, "cpu": 1.0}  # tensor cores are twice as fast with half the bytes; a CPU converts first
 COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
 
 
@@ -41,7 +41,7 @@ def load_measured(name: str, settings: ModelBenchSettings, device: torch.device)
 
 
 def item_sizes(model: Model, path: str) -> ItemSizes:
-    """Of the part of a model that the layer at this path belongs to."""
+    """Sizes for the part of the model (decoder or tower) that the layer at this path belongs to."""
     size = model.place.dtype.itemsize
     return ItemSizes(layers=size if model.place.formats.of(path).layout is Layout.PLAIN else 1, others=size)
 
@@ -66,20 +66,20 @@ def wait(device: torch.device) -> None:
 
 
 def latency_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
-    """Medians of single calls on an idle device, in ms: until the device is done, and until the call returns."""
+    """Times single calls on an idle device. Returns median ms until the device is done, and until the call returns."""
     times = [_timed(call, device) for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
     whole, host = zip(*times, strict=True)
     return median(whole) * 1e3, median(host) * 1e3
 
 
 def compared_ms(calls: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
-    """As `latency_ms`, with calls taking turns, so that a drifting device clock favours none of them."""
+    """Like `latency_ms`, but the calls take turns, so that a drifting device clock favors none of them."""
     turns = [[_timed(call, device)[0] for call in calls] for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
     return [median(times) * 1e3 for times in zip(*turns, strict=True)]
 
 
 def device_ms(call: Callable[[], object], device: torch.device, rounds: int) -> float | None:
-    """Median milliseconds on the device, from a call's first work to its last. None without a GPU."""
+    """The median ms on the device, from a call's first kernel to its last. None without a GPU."""
     if device.type != "cuda":
         return None
     times: list[float] = []
@@ -105,7 +105,7 @@ def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, flo
 
 
 def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
-    """As `latency_ms`, of back-to-back calls without a wait, like the steps of an engine that plans ahead."""
+    """Like `latency_ms`, per call of a back-to-back train, like the steps of an engine that plans ahead."""
 
     def train() -> None:
         for _ in range(TRAIN_LENGTH):
@@ -116,7 +116,7 @@ def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tu
 
 
 def rates_of(device: torch.device, dtype: torch.dtype, flop_per_s: float, bytes_per_s: float) -> Rates:
-    """The given rates; those that are 0 and not known are measured with a large square product and a large copy."""
+    """Returns the given rates. A rate of 0 is looked up, or measured with a large matrix product or a large copy."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype.itemsize == 2 else ""
     known = next((rates for word, rates in KNOWN_RATES.items() if word in name), Rates(0.0, 0.0))
     flop_per_s = flop_per_s or known.flop_per_s or _product_rate(device, dtype)
@@ -135,7 +135,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _copy_rate(device: torch.device) -> float:
-    """Counts bytes read and bytes written."""
+    """Counts both the bytes read and the bytes written."""
     source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     ms, _ = step_ms(lambda: target.copy_(source), device, rounds=5)

@@ -1,6 +1,6 @@
-"""How fast images are encoded: eager, in buckets and as exact graphs, next to the limit, in one process. Everything
-runs as in the engine: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency is that of
-one call on an idle device, until the rows are in the cache."""
+"""Times the encoding of images: eager, with capacity graphs and with exact graphs, against the hardware limit.
+Everything runs as in the engine: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency
+is the time of one call on an idle device, until the rows are in the cache."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +44,13 @@ WAYS = ("eager", "capacity", "exact")
 MIXED_SIDES, MIXED_COUNTS = (224, 1280), (1, 16)
 TRAIN_ROUNDS = 3
 MIXED_ROUNDS = 7
-PIXEL_ROUNDS = 10  # times the rounds of a pass, which takes far longer
-BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself: its rate follows from its latency
+PIXEL_ROUNDS = 10  # times the rounds of a pass, which takes much longer
+BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself, so its latency gives its throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeTimes:
-    """One way to encode `count` images of one size. `rows` are those of all passes, padding included."""
+    """One way to encode `count` images of one size. `rows` counts all passes, with padding."""
 
     size: str
     count: int
@@ -66,7 +66,7 @@ class EncodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class MixedBatch:
-    """One batch of images of random sizes: its padding as replayed, and the way the gate chose for each pass."""
+    """One batch of images of random sizes. `padding` is that of replays; `ways` counts the tiers chosen for passes."""
 
     count: int
     rows: int
@@ -78,14 +78,14 @@ class MixedBatch:
 
     @property
     def ratio(self) -> float:
-        """Relative to the eager run."""
+        """Time relative to the eager run."""
         return self.ms / self.eager_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Upload, resize, normalise and cut one image into patches: ms until the last patch is ready, until the call
-    returns, and on the device (None without a GPU)."""
+    """Times to upload, resize and normalise one image and cut it into patches: until the last patch is ready, until the
+    call returns, and on the device (None without a GPU)."""
 
     size: str
     ms: float
@@ -222,7 +222,7 @@ class Rig:
         )
 
     def time_mixed(self) -> Iterator[MixedBatch]:
-        """With the engine's gate. No exact graphs: they are for layouts that repeat, and here none does."""
+        """Chooses tiers by measured costs, as the engine does. There are no exact graphs, because no layout repeats."""
         graphs = self.encoder.graphs
         self.encoder.calibrate()
         for _ in range(self.settings.mixed_batches):
@@ -272,7 +272,7 @@ class Rig:
 
 
 def _items(media: Sequence[Media]) -> list[EncodeItem]:
-    """Each in its own pages, consecutively."""
+    """Puts each image into its own pages, one after the other."""
     items, page = [], 1
     for i, one in enumerate(media):
         count = -(-one.plan.num_tokens // PAGE_ROWS)
@@ -289,7 +289,7 @@ def _decisions(encoder: Encoder) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def transformers_tower(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The tower of Hugging Face transformers (not a dependency), with random weights, which do not affect time."""
+    """The tower of Hugging Face transformers (not a dependency). Its random weights do not affect the time."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:

@@ -25,7 +25,7 @@ def print_vision_bench(bench: VisionBench, console: Console) -> None:
 
 
 def plot_vision_bench(bench: VisionBench, path: str) -> None:
-    """Latency by number of images: one panel per size, one line per way, and the limit."""
+    """Draws latency by number of images: one panel per size, one line per way, and the limit."""
     try:
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError:

@@ -1,1 +1,1 @@
-"""`saccade bench scale`: many replicas in virtual time."""
+"""`saccade bench scale`: simulates many replicas in virtual time."""

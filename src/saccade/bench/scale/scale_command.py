@@ -1,4 +1,4 @@
-"""`saccade bench scale`: simulate, print, save, draw, and return the exit code."""
+"""`saccade bench scale`: simulates, prints and saves the figures, and returns the exit code."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ PANELS = (
 
 
 def bench_scale(settings: ScaleSettings, console: Console) -> int:
-    if settings.plot and find_spec("matplotlib") is None:  # said before minutes of work
+    if settings.plot and find_spec("matplotlib") is None:  # fail before minutes of work, not after
         raise ConfigError("matplotlib is not installed; `pip install matplotlib` for --plot")
     with _shown_progress(Console(stderr=True)) as hear:
         bench = run_scale_bench(settings, hear)
@@ -55,10 +55,10 @@ def print_scale(bench: ScaleBench, console: Console) -> None:
 
 
 def plot_scale(bench: ScaleBench, path: str) -> None:
-    """One panel per figure, by replicas, with one line per policy."""
+    """Draws one panel for each figure, by number of replicas, with one line for each policy."""
     matplotlib: Any = importlib.import_module("matplotlib")
     figures: Any = importlib.import_module("matplotlib.figure")
-    matplotlib.rcParams["svg.hashsalt"] = "saccade"  # equal figures make equal files
+    matplotlib.rcParams["svg.hashsalt"] = "saccade"  # equal figures give equal files
     figure = figures.Figure(figsize=(11, 3.2))
     for panel, (name, title, scale) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
         for policy in dict.fromkeys(line.policy for line in bench.lines):
@@ -87,7 +87,7 @@ def _cells(line: ScaleLine) -> Iterator[str]:
 
 @contextmanager
 def _shown_progress(console: Console) -> Iterator[OnProgress]:
-    """A bar on a terminal, one line per simulation elsewhere."""
+    """Shows a bar on a terminal, one line per simulation elsewhere."""
     with progress_bar(console) as bar:
         task = bar.add_task("simulating", total=None)
 

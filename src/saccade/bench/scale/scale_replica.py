@@ -1,4 +1,4 @@
-"""One replica of a simulation: the engine's scheduler and caches on a device that only takes time."""
+"""One replica of a simulation: the engine's scheduler and caches, on a simulated device."""
 
 from collections import deque
 from dataclasses import astuple, dataclass
@@ -35,8 +35,8 @@ class CacheCounts:
 
 
 class Replica:
-    """As `Engine.step` does, it plans one step ahead and then waits for the oldest step: `next_end` is when that ends,
-    None while nothing runs. What arrives meanwhile waits for the next plan."""
+    """Plans one step ahead and then waits for the oldest step, as `Engine.step` does. `next_end` is when that one ends,
+    None while nothing runs. Requests that arrive meanwhile wait for the next plan."""
 
     def __init__(self, limits: SchedulerSettings, settings: ScaleSettings, times: StepTimes) -> None:
         pool = BlockPool(settings.kv_cache_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS)
@@ -63,7 +63,7 @@ class Replica:
         return [] if self._flights else self._launch(now)
 
     def end_step(self) -> list[Update]:
-        """The oldest step ends; the next is launched."""
+        """Commits the oldest step and launches the next."""
         plan, now = self._flights.popleft()
         results = {chunk.request_id: (TOKEN,) for chunk in plan.chunks if chunk.wants_logits}
         return [*self.scheduler.commit(plan, results), *self._launch(now)]

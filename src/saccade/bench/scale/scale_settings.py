@@ -1,4 +1,4 @@
-"""Settings of `saccade bench scale`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench scale`. Imports no torch, because the command line builds its flags from them."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ MOST_REPLICAS, MOST_REQUESTS = 4096, 10**7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleSettings:
-    """What `saccade bench scale` simulates. The defaults of a replica are those of Qwen3-VL-8B on an H200."""
+    """What `saccade bench scale` simulates. By default a replica is an H200 with Qwen3-VL-8B."""
 
     replicas: tuple[int, ...] = setting((1, 8, 64, 512), "numbers of replicas to simulate, such as 8,64")
     policies: tuple[Word, ...] = setting(

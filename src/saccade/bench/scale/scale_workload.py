@@ -1,4 +1,4 @@
-"""The requests of a simulation: each asks something new about one image, and some images are asked about often."""
+"""The requests of a simulation: each asks a new question about one image, and some images are popular."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ from saccade.scheduling.request import Request
 from saccade.scheduling.request_checks import spans_of
 from saccade.wire.sampling_params import SamplingParams
 
-HEAD_TOKENS = 14  # of a chat's template, before the image
-TEXT_TOKENS = (12, 128)  # behind it, fewest and most: those of sglang#15320
+HEAD_TOKENS = 14  # of the chat template, before the image
+TEXT_TOKENS = (12, 128)  # fewest and most after the image, as in sglang#15320
 IMAGE_PLAN = ImagePlan((576, 576), (1, 36, 36), 1296, IMAGE_ROWS)
 _NO_PIXELS = np.zeros((1, 1, 3), np.uint8)
 _NO_DIGEST = bytes(32)
@@ -29,7 +29,7 @@ _IMAGES_KEPT = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """What all requests about an image have in common."""
+    """The part that all requests about an image share."""
 
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class Arrival:
 
 
 def arrivals(settings: ScaleSettings, num_replicas: int) -> Iterator[Arrival]:
-    """In order of time. Image 0 is the hot one."""
+    """Yields requests in order of time. Image 0 is the hot one."""
     random = np.random.default_rng((settings.seed, num_replicas))
     num_requests = num_replicas * settings.requests_per_replica
     times = np.cumsum(random.exponential(1 / (settings.request_rate * num_replicas), num_requests))
@@ -96,7 +96,7 @@ def image_prompt(image: int) -> ImagePrompt:
 
 @lru_cache(1)
 def _shared_prompt() -> Prompt:
-    """Template and image without the image's name: positions are alike for all images."""
+    """Template and image without a digest; positions are the same for all images."""
     rows = FeatureRows(HEAD_TOKENS, (1, 18, 18))
     positions = mrope_positions(HEAD_TOKENS + IMAGE_ROWS, [rows])
     return Prompt(

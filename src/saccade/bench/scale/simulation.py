@@ -1,6 +1,6 @@
-"""Simulates many replicas: the real router, schedulers and caches, and devices that take measured times.
+"""Simulates many replicas: the real router, schedulers and caches, on devices with measured step times.
 
-Time is virtual: the next event, an arrival or the end of a step, is handled as soon as the one before it was."""
+Time is virtual. It jumps from one event, an arrival or the end of a step, to the next."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,9 +27,9 @@ NewPolicy = Callable[[int], Policy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleLine:
-    """One policy on one number of replicas. Cache hits, times and `busiest` are of what came behind the warm-up.
-    `throughput` is answers per second from the start to the last arrival; `busiest` is how many times the mean the
-    replica with the most requests took."""
+    """One policy with one number of replicas. Cache hits, times and `busiest` exclude the warm-up. `throughput` is
+    answers per second from the start to the last arrival. `busiest` is the largest number of requests on a replica,
+    divided by the mean."""
 
     replicas: int
     policy: str
@@ -69,7 +69,7 @@ def run_scale_bench(settings: ScaleSettings, on_progress: OnProgress = lambda *_
 
 
 def new_policy(name: str, step_tokens: int) -> Policy:
-    """As servers make it for engines with steps of so many tokens."""
+    """Makes a policy as servers do, for engines with steps of `step_tokens` tokens."""
     if name == UNBOUNDED:
         return ConsistentHashing(bound=NO_BOUND)
     return make_policy(name, room_tokens=room_of(step_tokens))
@@ -77,8 +77,7 @@ def new_policy(name: str, step_tokens: int) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Informed:
-    """A policy that adds to its router's loads what others had sent when they last reported, as front ends on a Ray
-    cluster do."""
+    """Adds the loads that other routers last reported to its own router's loads, as front ends on a Ray cluster do."""
 
     policy: Policy
     others: dict[str, int] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class _Informed:
 
 
 class Simulation:
-    """Every request that arrives ends once: it is answered, refused by all replicas, or fails."""
+    """Every request that arrives is answered, refused by all replicas, or fails."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Simulation:
         times: StepTimes = H200_QWEN3_VL_8B,
         policy_for: NewPolicy | None = None,
     ) -> None:
-        """`policy_for` makes the policy of each router in place of the one that is named."""
+        """`policy_for` makes the policy of each router, instead of the named one."""
         limits = replica_limits(settings)
         self._settings, self._policy = settings, policy
         self.replicas = {f"replica-{i}": Replica(limits, settings, times) for i in range(num_replicas)}
@@ -112,7 +111,7 @@ class Simulation:
             for name in self.replicas:
                 router.join(name)
         self.now = 0.0
-        self._ends: list[tuple[float, int, str]] = []  # of steps, with a number that orders equal times
+        self._ends: list[tuple[float, int, str]] = []  # of steps: time, a counter that breaks ties, replica
         self._num_ends = 0
         self._inside: dict[str, tuple[Arrival, Assignment]] = {}
         self.taken: Counter[str] = Counter()  # requests by replica
@@ -141,7 +140,7 @@ class Simulation:
         return self._line(num_warm_up, start, end)
 
     def _run_until(self, time: float | None) -> None:
-        """Handles all steps that end until then; None: until nothing runs any more."""
+        """Handles all steps that end by then, or all that run if `time` is None."""
         while self._ends and (time is None or self._ends[0][0] <= time):
             self.now, _, name = heappop(self._ends)
             self._hear(self.replicas[name].end_step())
@@ -149,7 +148,7 @@ class Simulation:
         self.now = self.now if time is None else time
 
     def _report(self) -> None:
-        """Tells every router what the others sent."""
+        """Tells every router the loads of the others."""
         period = self._settings.report_s
         if len(self.routers) > 1 and period and self.now >= self._next_report:
             self._next_report = self.now + period

@@ -46,7 +46,7 @@ td.better { color: var(--good); } td.worse, .failed { color: var(--failed); }
 pre { background: var(--card); border-radius: 8px; padding: 14px; overflow-x: auto; font-size: 13px; }
 """
 Ratios = tuple[Table, Sequence[str]]
-"""A table of ratios with intervals, and what it shows in words."""
+"""A table of ratios with intervals, and its verdict in words."""
 
 CARDS = (
     ("requests/s", "request_throughput", ".1f"),
@@ -60,8 +60,8 @@ CARDS = (
 
 
 def page(runs: Sequence[ServingRun], named: Named, unequal: Sequence[str] = (), ratios: Ratios | None = None) -> str:
-    """The report of one or more runs. `named` has the data of all compared results, with these runs last; `unequal`
-    says why they should not be compared; `ratios` replace the usual comparison."""
+    """Writes the report of one or more runs. `named` has the data of all compared results, these runs last. `unequal`
+    says why they should not be compared. `ratios` replaces the usual comparison."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
@@ -125,7 +125,7 @@ def _cards(figures: Mapping[str, Any]) -> str:
 
 
 def _charts(named: Named) -> str:
-    """One chart per metric, with the distributions of all runs."""
+    """Draws one chart per metric, with the distributions of all runs."""
     drawn = []
     for metric in ("ttft", "itl", "e2el", "tpot"):
         series = [(name, run.get(f"{metric}_quantiles_ms") or ()) for name, run in named]
@@ -143,7 +143,7 @@ def _pairs(title: str, values: Mapping[str, Any]) -> str:
 
 
 def _table(table: Table) -> str:
-    """A terminal table as HTML, with its colours as classes."""
+    """Converts a terminal table to HTML, with its colors as classes."""
     head = "".join(f"<th>{escape(Text.from_markup(str(column.header)).plain)}</th>" for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
     body = "".join(f"<tr>{''.join(_cell(str(cell)) for cell in row)}</tr>" for row in rows)

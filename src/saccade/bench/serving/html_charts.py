@@ -1,4 +1,4 @@
-"""Self-contained SVG charts: no script, nothing loaded. Colours are CSS variables of the page."""
+"""Self-contained SVG charts: no scripts, nothing to load. Colors are CSS variables of the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Axis:
 
 
 def distribution(title: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Cumulative distributions from evenly spaced quantiles in ms; empty if no series has any."""
+    """Draws cumulative distributions from evenly spaced quantiles in ms; empty if no series has any."""
     drawn = [(index, name, values) for index, (name, values) in enumerate(series) if values]
     if not drawn:
         return ""
@@ -50,7 +50,7 @@ def distribution(title: str, series: Sequence[tuple[str, Sequence[float]]]) -> s
 
 
 def timeline(title: str, outcomes: Sequence[Outcome]) -> str:
-    """One row per request in order of sending: time to first token, then time to the end. Failures are highlighted."""
+    """Draws one row per request, in order of sending: time to first token, then time to the end. Failures stand out."""
     if not outcomes:
         return ""
     rows = sorted(outcomes, key=lambda outcome: outcome.sent_s)
@@ -65,7 +65,7 @@ def timeline(title: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def bar(shares: Sequence[tuple[str, float]]) -> str:
-    """Shares of a whole, side by side; negative ones get no width."""
+    """Draws shares of a whole side by side; negative shares have no width."""
     whole = sum(max(share, 0.0) for _, share in shares) or 1.0
     x, parts = 0.0, []
     for index, (name, share) in enumerate(shares):
@@ -79,7 +79,7 @@ def bar(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About six round numbers within the range."""
+    """Picks about six round numbers within the range."""
     span = high - low
     if span <= 0:
         return [low]

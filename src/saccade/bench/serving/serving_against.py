@@ -1,7 +1,7 @@
-"""`saccade bench serve --against`: the same requests to several servers in turn, and how many times better one is.
+"""`saccade bench serve --against`: sends the same requests to several servers in turn, and compares their figures.
 
-Every round has content of its own, the same for all servers, so no server meets a prompt twice. The order of the
-servers changes from round to round, so that drift of the machine favours none of them.
+Every round has new content, the same for all servers, so no server sees a prompt twice. The order of the servers
+changes from round to round, so that drift of the machine favors none of them.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ POINTS = {"mean": None, "median": 50.0, "p99": 99.0}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The first run is that of --base-url. `orders` has the names of the servers as they took turns, by round; `ratios`
-    those of the first server to each other one, by name."""
+    """The first run is that of --base-url. `orders` lists the servers of each round in the order of their turns.
+    `ratios` compares the first server with each other one, by name."""
 
     runs: list[ServingRun]
     orders: list[list[str]]
@@ -49,19 +49,19 @@ def run_against(plan: ServingPlan, against: AgainstSettings, shown: Shown) -> Co
 
 
 def turn_order(number: int, count: int) -> list[int]:
-    """Whose turn it is in a round: forth, back, and then with another server at the front."""
+    """The order of servers in a round. Every second round reverses the one before; then another server starts."""
     start = number // 2 % count
     forth = [(start + index) % count for index in range(count)]
     return forth[::-1] if number % 2 else forth
 
 
 def round_seed(seed: int, number: int) -> int:
-    """Other content for every round, and for every seed."""
+    """A seed that differs for every round of every seed."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0])
 
 
 def statistics() -> list[Statistic]:
-    """The figures of comparisons that have an interval: rates, and times of requests."""
+    """The compared figures that get a confidence interval: rates and latencies."""
     found = []
     for label, key, direction in COMPARED:
         if key.endswith("_ms"):
@@ -76,7 +76,7 @@ async def _compare(plans: Sequence[ServingPlan], against: AgainstSettings, shown
     plan = plans[0]
     async with AsyncExitStack() as stack:
         targets = []
-        for each in plans:  # all of them, before any work
+        for each in plans:  # finds an unreachable server before any work is done
             client = await stack.enter_async_context(Client(each.target))
             shown.say(f"asking {each.target.url} what it is")
             how = {} if each is plan else {"prefer": plan.target.model, "flags": "--against"}
@@ -109,7 +109,7 @@ async def _compare(plans: Sequence[ServingPlan], against: AgainstSettings, shown
 async def _warm_up(
     targets: Sequence[Target], names: Sequence[str], words: WordList, against: AgainstSettings, shown: Shown
 ) -> None:
-    """A whole round for each, of content that is not measured."""
+    """Sends each server a whole round of content that is not measured."""
     plan = targets[0].plan
     count = plan.workload.num_prompts
     prompts = await warm_up_prompts(plan, words, count, skip=against.rounds * count)
@@ -130,7 +130,7 @@ async def _take(target: Target, prompts: Sequence[WorkloadPrompt], seed: int, sh
 
 
 async def _shared_words(targets: Sequence[Target]) -> WordList:
-    """Of the first server that counts tokens: all get the same text."""
+    """Words counted by the first server that can count tokens; all servers get the same text."""
     for target in targets:
         if (words := await target.words()).is_counted:
             return words
@@ -138,7 +138,7 @@ async def _shared_words(targets: Sequence[Target]) -> WordList:
 
 
 def _names(given: Sequence[str], targets: Sequence[Target]) -> list[str]:
-    """The user's, else those of the engines, else addresses; no two alike."""
+    """Names a server as the user did, else by its engine, else by its address. All names differ."""
     addresses = _short([target.plan.target.url.partition("://")[2] for target in targets])
     owners = [target.facts.owner for target in targets]
     counts = Counter(owners)
@@ -149,7 +149,7 @@ def _names(given: Sequence[str], targets: Sequence[Target]) -> list[str]:
 
 
 def _short(addresses: list[str]) -> list[str]:
-    """Only the ports, if all hosts are the same."""
+    """Shortens addresses to ports if all hosts are the same."""
     is_one_host = len({address.rpartition(":")[0] for address in addresses}) == 1
     return [f":{address.rpartition(':')[2]}" for address in addresses] if is_one_host else addresses
 
@@ -165,15 +165,19 @@ def _round(passage: Passage, plan: ServingPlan) -> Round:
 
 
 def _warnings(plans: Sequence[ServingPlan], runs: Sequence[ServingRun]) -> list[str]:
-    """Why the ratios may mislead."""
+    """Reasons why the ratios may mislead."""
     names = [run.name for run in runs]
     lines = unequal_work(names, [as_data(run) for run in runs])
     if len({plan.target.kind for plan in plans}) > 1:
         told = ", ".join(f"{name} {plan.target.kind}" for name, plan in zip(names, plans, strict=True))
-        lines.append(f"NOT THE SAME WORK: requests have other shapes: {told}")
-    lines += [f"WARM CACHE: {run.name} had met a part of the content before, see above" for run in runs if run.warnings]
+        lines.append(f"NOT THE SAME WORK: requests have different formats: {told}")
     lines += [
-        f"FAILED: {run.failed} requests to {run.name}, so its figures are over other requests than the others'"
+        f"WARM CACHE: {run.name} already had part of the content in its caches, see above"
+        for run in runs
+        if run.warnings
+    ]
+    lines += [
+        f"FAILED: {run.failed} requests to {run.name}, so its figures cover fewer requests than the others'"
         for run in runs
         if run.failed
     ]

@@ -1,4 +1,4 @@
-"""What `saccade bench serve --against` prints and keeps: figures, ratios with intervals, and who is ahead."""
+"""What `saccade bench serve --against` prints and saves: figures, ratios with intervals, and who is ahead."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def ratio_table(comparison: Comparison) -> Table:
-    """One row per figure. A ratio above 1 is good for the first server, whatever the figure."""
+    """One row per figure. If a ratio is above 1, the first server is ahead, whatever the figure."""
     first = escape(comparison.first)
     names = [escape(run.name) for run in comparison.runs]
     heads = [f"{first} : {name}" for name in names[1:]] if len(names) > 2 else ["ratio"]
@@ -51,7 +51,7 @@ def ratio_table(comparison: Comparison) -> Table:
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:
-    """In words: who is ahead in what, and where no difference is shown."""
+    """Says which server is ahead in which figures, and where the data show no difference."""
     lines = []
     for name, found in comparison.ratios.items():
         groups = {

@@ -1,4 +1,4 @@
-"""Settings of `saccade bench serve --against`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench serve --against`. Imports no torch: the command line builds flags from them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ FORM = "[NAME=][BACKEND@]URL, such as http://127.0.0.1:8001 or vllm=http://127.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgainstSettings:
-    """Other servers for the same requests, measured in turn with the first."""
+    """Other servers that get the same requests, in turn with the first."""
 
     against: tuple[str, ...] = setting((), f"server to compare with that of --base-url (or --host, --port): {FORM}")
     against_api_key: str = setting("", "key for the servers of --against; by default that of --api-key")
-    rounds: int = setting(6, "with --against: how often each server has its turn; every round has content of its own")
-    settle_s: float = setting(1.0, "with --against: seconds of rest before each turn")
+    rounds: int = setting(6, "with --against: number of rounds; each server gets one turn per round, with new content")
+    settle_s: float = setting(1.0, "with --against: seconds of pause before each turn")
 
     def __post_init__(self) -> None:
         check_at_least(self, {"rounds": 2, "settle_s": 0})
@@ -27,11 +27,11 @@ class AgainstSettings:
             _parse(text)
 
     def names(self) -> list[str]:
-        """Names that the user gave, empty where none was."""
+        """The names that the user gave, empty for servers without one."""
         return [_parse(text)[0] for text in self.against]
 
     def targets(self, first: TargetSettings) -> list[TargetSettings]:
-        """The other servers, asked as the first is."""
+        """The other servers, with the first one's settings otherwise."""
         found = []
         seen = {first.url}
         for text in self.against:
@@ -54,7 +54,7 @@ class AgainstSettings:
 
 
 def _parse(text: str) -> tuple[str, str, str]:
-    """Name, backend and URL; the first two may be empty."""
+    """Returns name, backend and URL; the first two may be empty."""
     match = WRITTEN.fullmatch(text.strip())
     if match is None or not _is_address(match["url"]):
         raise ConfigError(f"against is {text!r}; write {FORM} (--against)")

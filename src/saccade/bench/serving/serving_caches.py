@@ -1,4 +1,4 @@
-"""Whether a run was measured against caches that already knew its content, by the counters of the server."""
+"""Finds out from the server's counters whether its caches already had the content of a run."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ PREFIXES = ("saccade:", "vllm:", "sglang:", "vllm_", "sglang_")
 TOKEN_COUNTERS = (("prefix_cache_hits", "prefix_cache_queries"), ("cached_tokens", "prompt_tokens"))
 IMAGE_COUNTERS = (("mm_cache_hits", "mm_cache_queries"),)
 UNKNOWN_TEMPLATE_TOKENS = 64  # more than chat templates without a system prompt add
-CHANCE_TOKENS = 2  # prompts of random words may begin alike
+CHANCE_TOKENS = 2  # prompts of random words may share their first tokens by chance
 SHOWN_SHARE = 0.01  # less is noise, such as images looked up again after a preemption
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What was looked up and found. `own` counts what the content of the run itself can account for, at most: the chat
-    template, and images that it repeats. None: the server does not tell."""
+    """Cache lookups and hits; None if the server does not report them. `own` is the most hits that the run itself can
+    explain: the chat template, and images that it repeats."""
 
     tokens: float | None = None
     hit_tokens: float = 0.0
@@ -34,7 +34,7 @@ class CacheUse:
         return CacheUse(*(None if a is None or b is None else a + b for a, b in pairs))  # type: ignore[arg-type]
 
     def as_data(self) -> dict[str, float | None]:
-        """For JSON, which lacks infinity."""
+        """Replaces infinity, which JSON lacks, by None."""
         return {name: None if value == inf else value for name, value in asdict(self).items()}
 
     @property
@@ -72,7 +72,7 @@ def cache_use(
     prompts: Sequence[WorkloadPrompt],
     template: int | None,
 ) -> CacheUse:
-    """`template` tokens are those that a chat template adds to a prompt; None if they are not known."""
+    """`template` is the number of tokens that the chat template adds to a prompt; None if unknown."""
     tokens = _counted(before, after, TOKEN_COUNTERS) or _tokens_of_replies(outcomes)
     images = _counted(before, after, IMAGE_COUNTERS)
     hit_tokens, asked_tokens = tokens or (0.0, None)
@@ -83,7 +83,8 @@ def cache_use(
 
 
 def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadPrompt], template: int | None) -> float:
-    """Requests that begin with the same image may share all of their images."""
+    """The most prompt tokens that may hit because of the run itself. Requests that start with the same image may share
+    all their images."""
     own = len(prompts) * ((_likely_template(outcomes, prompts) if template is None else template) + CHANCE_TOKENS)
     first_images = Counter(prompt.images[0] for prompt in prompts if prompt.images)
     total = float(own)
@@ -95,7 +96,7 @@ def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadPrompt], 
 
 
 def _likely_template(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadPrompt]) -> int:
-    """The least that a prompt has beside its words, a token each at least, and its images."""
+    """An upper bound: the fewest tokens that any prompt has besides its images and one token per word."""
     found = [UNKNOWN_TEMPLATE_TOKENS]
     for outcome in outcomes:
         prompt = prompts[outcome.index]
@@ -107,7 +108,7 @@ def _likely_template(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadProm
 
 
 def _counted(before: Reading, after: Reading, names: Sequence[tuple[str, str]]) -> tuple[float, float] | None:
-    """How much the counters of hits and of lookups grew, from the first pair that the server has."""
+    """How much the counters of hits and lookups grew, for the first pair of counters that the server has."""
     for prefix in PREFIXES:
         for hits, asked in names:
             grown = [_growth(before.metrics, after.metrics, prefix + name) for name in (hits, asked)]
@@ -117,7 +118,7 @@ def _counted(before: Reading, after: Reading, names: Sequence[tuple[str, str]]) 
 
 
 def _growth(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
-    """Summed over labels; None if the server has no such counter, or started anew in between."""
+    """The growth of a counter over all labels; None if the server lacks it, or restarted in between."""
     keys = [key for key in after if key.partition("{")[0] in (name, f"{name}_total")]
     grown = sum(after[key] - before.get(key, 0.0) for key in keys)
     return grown if keys and grown >= 0 else None

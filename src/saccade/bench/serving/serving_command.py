@@ -1,4 +1,4 @@
-"""`saccade bench serve` and `saccade bench startup`: run, print, save, compare, and return the exit code."""
+"""`saccade bench serve` and `saccade bench startup`: runs, prints, saves and compares, and returns the exit code."""
 
 import json
 from dataclasses import asdict
@@ -37,7 +37,7 @@ def bench_serve(
     if against is not None and against.against:
         return _bench_against(plan, variants, against, console)
     output = plan.output
-    earlier = load(output.compare) if output.compare else None  # fails on a wrong name before anything runs
+    earlier = load(output.compare) if output.compare else None  # a wrong name fails before anything runs
     shown = Shown(Console(stderr=True))
     runs = run_variants(plan, variants, shown) if variants.is_used else [run_serving(plan, shown)]
     for run in runs:
@@ -77,7 +77,9 @@ def _bench_against(plan: ServingPlan, variants: VariantSettings, against: Agains
 
 def _check_against(variants: VariantSettings) -> None:
     if variants.is_used:
-        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+        raise ConfigError(
+            "--against compares servers that are already running; leave out --serve-model, --serve-args and --variants"
+        )
 
 
 def _bench_loads(
@@ -87,7 +89,9 @@ def _bench_loads(
     if against.against:
         _check_against(variants)
     if output.compare or output.report:
-        raise ConfigError("--loads has a table of its own; leave out --compare and --report, or take one load")
+        raise ConfigError(
+            "--loads prints one table for all loads; leave out --compare and --report, or run a single load"
+        )
     results = run_loads(loads.plans(plan), variants, against, Shown(Console(stderr=True)))
     print_table(console, loads_table(results))
     print_red(console, [line for result in results for line in result.warnings])

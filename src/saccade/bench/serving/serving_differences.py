@@ -1,4 +1,4 @@
-"""What makes two results of `saccade bench serve` no fair comparison: other work, other load, other servers."""
+"""Why two results of `saccade bench serve` cannot be compared fairly: different work, load or servers."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,17 @@ LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 TARGET_FIELDS = ("backend", "endpoint", "extra_request_body", "disable_stream", "request_timings")
 OUTPUT_FIELDS = ("goodput",)
 ENVIRONMENT_FIELDS = ("model", "max_model_len", "server", "client", "machine", "text", "serve_model", "serve_flags")
-# A state of the server rather than a setting of it.
+# These are part of the server's state, not of its settings.
 CHANGING = ("model_name", "time_to_ready_s", "phase", "requests", "tasks", "time", "uptime", "uptime_s")
-# In every benchmark's file, for those that have no settings.
+# In the files of all benchmarks, also of those that do not save their settings.
 COMMON_FIELDS = ("backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 WORK = (("input tokens", "total_input_tokens"), ("vision tokens", "total_input_vision_tokens"),
         ("output tokens", "total_output_tokens"), ("images", "total_images"))  # fmt: skip
-SAME_WORK, ALIKE = 0.02, 0.1  # for the same content, and for lengths drawn anew
+SAME_WORK, ALIKE = 0.02, 0.1  # for the same content, and for newly drawn lengths
 
 
 def differences(earlier: Data, now: Data) -> list[str]:
-    """One line for every way in which two results are not of the same thing."""
+    """Returns a line for each difference that makes the comparison unfair."""
     return [
         *_settings_lines(earlier, now),
         *_content_lines(earlier, now),
@@ -30,7 +30,7 @@ def differences(earlier: Data, now: Data) -> list[str]:
 
 
 def unequal_work(names: Sequence[str], runs: Sequence[Data], tolerance: float = SAME_WORK) -> list[str]:
-    """Tokens and images of an answered request, where they differ by more than a share of `tolerance`."""
+    """Compares tokens and images per answered request; `tolerance` is the largest relative difference allowed."""
     lines = []
     for label, key in WORK:
         means = [_mean(run, key) for run in runs]
@@ -44,7 +44,7 @@ def unequal_work(names: Sequence[str], runs: Sequence[Data], tolerance: float = 
 def _settings_lines(earlier: Data, now: Data) -> Iterator[str]:
     old, new = (run.get("settings") for run in (earlier, now))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        yield "NOT COMPARABLE IN FULL: the earlier result does not tell its settings (content, seed, server)"
+        yield "NOT FULLY COMPARABLE: the earlier result lacks its settings (content, seed, server)"
         yield from _unequal(earlier, now, COMMON_FIELDS)
         return
     for part, names in (("target", TARGET_FIELDS), ("workload", ()), ("load", ()), ("output", OUTPUT_FIELDS)):
@@ -54,7 +54,7 @@ def _settings_lines(earlier: Data, now: Data) -> Iterator[str]:
 
 
 def _content_lines(earlier: Data, now: Data) -> Iterator[str]:
-    """Seeds say why content differs; without them, as for a file, its digest says that it does."""
+    """Compares seeds, which explain why content differs, and if they are equal or unknown, digests of the content."""
     seeds = [run.get("settings", {}).get("workload", {}).get("seed") for run in (earlier, now)]
     contents = [_content(run) for run in (earlier, now)]
     if None not in seeds and seeds[0] != seeds[1]:
@@ -70,7 +70,7 @@ def _content(run: Data) -> Any:
 
 def _environment_lines(earlier: Data, now: Data) -> Iterator[str]:
     old, new = (run.get("environment") or {} for run in (earlier, now))
-    if not old or not new:  # of another benchmark
+    if not old or not new:  # a file of another benchmark
         return
     yield from _unequal(old, new, ENVIRONMENT_FIELDS)
     told = [_flat(each.get("server_info") or {}) | _labels(run) for each, run in ((old, earlier), (new, now))]
@@ -94,7 +94,7 @@ def _unequal(old: Data, new: Data, names: Sequence[str], *, title: str = "", fla
 
 
 def _labels(run: Data) -> dict[str, str]:
-    """Settings that a server tells as labels of metrics that end in _info, such as vllm:cache_config_info."""
+    """Settings that a server reports as labels of metrics such as vllm:cache_config_info."""
     found: dict[str, str] = {}
     for name in run.get("server_gauges") or {}:
         family, _, labels = str(name).partition("{")
@@ -105,7 +105,7 @@ def _labels(run: Data) -> dict[str, str]:
 
 
 def _flat(values: Data, above: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name, without those that change while a server runs."""
+    """Flattens nested settings into dotted names, without values that change while a server runs."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name in CHANGING:

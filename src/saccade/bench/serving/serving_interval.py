@@ -1,9 +1,9 @@
-"""Ratios of two servers with confidence intervals, by a bootstrap over rounds and over the requests of each.
+"""Ratios of two servers with confidence intervals, by bootstrap over rounds and over the requests of each round.
 
-Both servers had the same requests in every round, so a resample takes the same rounds and requests of both: what makes
-a request slow for everybody cancels out. Requests of one round are not independent (they queue for each other), so
-whole rounds are resampled too; as they are few, their interval is the standard error times Student's t. The wider of
-both intervals counts: rounds may agree by accident.
+Both servers got the same requests in every round, so a resample takes the same rounds and requests from both, and what
+makes a request slow on every server cancels out. Requests of one round are not independent, because they queue behind
+each other, so whole rounds are resampled too. As rounds are few, their interval is the standard error times Student's
+t. The wider interval counts at each end, because a few rounds may agree by accident.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from saccade.bench.serving.serving_stats import values_ms
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 NUM_RESAMPLES, FEWEST_RESAMPLES = 2000, 200
-MOST_WORK = 2e8  # values times resamples: seconds
-MOST_VALUES = 1_000_000  # of one metric; gaps between tokens can be more, of which every n-th is taken
+MOST_WORK = 2e8  # values times resamples; takes seconds
+MOST_VALUES = 1_000_000  # of one metric; of more (gaps between tokens), every n-th is used
 LOW, HIGH, NORMAL = 2.5, 97.5, 1.96
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % for 1, 2, ... degrees
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5% for 1, 2, ... degrees of freedom
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as good the first server is as the other: above 1 it is ahead, whatever the figure."""
+    """How many times better the first server is than the other. Above 1 it is ahead, whatever the figure."""
 
     label: str
     key: str
@@ -48,7 +48,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one server. `totals` are what rates divide by `duration_s`, by the rate's name."""
+    """One round of one server. A rate is its entry in `totals` divided by `duration_s`."""
 
     outcomes: Sequence[Outcome]
     duration_s: float
@@ -57,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A rate of `totals`, or of a latency the mean (`point` is None) or a percentile. `direction` 1: more is better."""
+    """A rate, or a latency's mean (`point` is None) or percentile. `direction` is 1 if more is better, or -1."""
 
     label: str
     key: str
@@ -67,8 +67,8 @@ class Statistic:
 
 
 def student_factor(num_rounds: int) -> float:
-    """Half of the interval, in standard errors of a bootstrap over so many rounds: it has one degree of freedom less,
-    and only that share of the variance."""
+    """Half the width of the interval, in standard errors of a bootstrap over rounds. n rounds have n - 1 degrees of
+    freedom, and the bootstrap underestimates the variance by (n - 1) / n."""
     degrees = num_rounds - 1
     quantile = T_QUANTILES[degrees - 1] if degrees <= len(T_QUANTILES) else NORMAL + 2.5 / degrees
     return quantile * sqrt(num_rounds / degrees)
@@ -85,7 +85,7 @@ class Latencies:
         self.requests = np.asarray(requests[::step], dtype=np.int64)[order]
 
     def statistics(self, weights: Array, points: Sequence[float | None]) -> list[float]:
-        """Mean or percentiles with a weight for every request."""
+        """Computes the mean or percentiles, with a weight for each request."""
         own = weights[self.requests]
         passed = np.cumsum(own)
         if not len(own) or not passed[-1]:
@@ -115,7 +115,7 @@ class Side:
         self.num_values = sum(len(each.values) for each in self._latencies.values())
 
     def figures(self, round_weights: Array, request_weights: Array) -> list[float]:
-        """Every statistic, in order."""
+        """Computes all statistics, in order."""
         duration_s = float(round_weights @ self._durations)
         found = {key: float(round_weights @ totals) / duration_s for key, totals in self._totals.items()}
         for metric, latencies in self._latencies.items():
@@ -128,7 +128,7 @@ class Side:
 def ratios(
     first: Sequence[Round], other: Sequence[Round], statistics: Sequence[Statistic], *, seed: int = 0
 ) -> list[Ratio]:
-    """Of every statistic that both servers have; both have the same rounds of the same requests."""
+    """Compares every statistic that both servers have. Both had the same rounds of the same requests."""
     assert len(first) == len(other) >= 2, f"{len(first)} and {len(other)} rounds"
     num_rounds, num_requests = len(first), max(len(each.outcomes) for each in (*first, *other))
     sides = [Side(rounds, statistics, num_requests) for rounds in (first, other)]

@@ -1,4 +1,4 @@
-"""`saccade bench serve --loads`: one server, several in turn, or several of its own, under one load after the other."""
+"""`saccade bench serve --loads`: runs several loads on one server, on several in turn, or on its own servers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ COLUMNS = (
     ("p99 between tokens, ms", "p99_itl_ms", 1),
 )
 RATES = ("request_throughput", "mean_ttft_ms")
-"""Figures whose ratios are shown: how much work is done, and how long a first token takes."""
+"""Figures whose ratios are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What one load gave: a run for each server, the first one's first. Only servers that took turns are compared."""
+    """The runs of one load, one for each server, in order. Only servers that took turns are compared."""
 
     name: str
     runs: list[ServingRun]
@@ -46,7 +46,7 @@ class LoadResult:
         return [f"{self.name}: {line}" for line in dict.fromkeys(found)]
 
     def ratios(self, run: ServingRun) -> dict[str, Ratio]:
-        """Those of the first server to the one of `run`, by figure."""
+        """Compares the first server with that of `run`, by figure."""
         found = self.comparison.ratios.get(run.name, []) if self.comparison is not None else []
         return {ratio.key: ratio for ratio in found}
 
@@ -54,7 +54,7 @@ class LoadResult:
 def run_loads(
     plans: Mapping[str, ServingPlan], variants: VariantSettings, against: AgainstSettings, shown: Shown
 ) -> list[LoadResult]:
-    """All loads have content of their own, so that none finds that of another in a cache."""
+    """Runs all loads, each with its own content, so that no load hits what another left in a cache."""
     seeded = {
         name: replace(plan, workload=replace(plan.workload, seed=round_seed(plan.workload.seed, number)))
         for number, (name, plan) in enumerate(plans.items())
@@ -89,7 +89,7 @@ def _compared(name: str, plan: ServingPlan, against: AgainstSettings, shown: Sho
 
 
 def loads_table(results: Sequence[LoadResult]) -> Table:
-    """A row for each load and server. Ratios are those of the first server to that of the row: above 1 it is ahead."""
+    """A row for each load and server. If a ratio is above 1, the first server is ahead of that of the row."""
     has_servers = any(len(result.runs) > 1 for result in results)
     has_ratios = any(result.comparison is not None for result in results)
     heads = ["load", *(["server"] if has_servers else []), *(label for label, _, _ in COLUMNS), "failed"]
@@ -109,7 +109,7 @@ def loads_table(results: Sequence[LoadResult]) -> Table:
 
 
 def save_loads(results: Sequence[LoadResult], output: OutputSettings) -> Path:
-    """One file with all loads."""
+    """Writes all loads to one file."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     path = Path(output.result_dir) / (output.result_filename or f"loads-{moment}.json")
     try:

@@ -1,4 +1,4 @@
-"""Settings of `saccade bench serve --loads`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench serve --loads`. Imports no torch, because the command line builds its flags from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -34,21 +34,21 @@ USUAL_LOADS: Mapping[str, Mapping[str, Any]] = {
         "max-concurrency": 16,
     },
 }
-"""The first is that of sglang#15320, which is what flags are without being given."""
+"""The first is the load of sglang#15320, which the defaults of the flags describe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadsSettings:
-    """Several loads one after the other, in one table."""
+    """Several loads, one after the other, in one table."""
 
     loads: str = setting(
         "",
         "usual (single images, mixed sizes, one at a time, long answers, text, large images), or a YAML file of names, "
-        "each with flags of its own; other flags are for all loads",
+        "each with its flags; other flags apply to all loads",
     )
 
     def plans(self, plan: ServingPlan) -> dict[str, ServingPlan]:
-        """The plan of each load, by its name. A wrong file is refused before anything runs."""
+        """The plan of each load, by name. A malformed file is refused before anything runs."""
         found = USUAL_LOADS if self.loads == USUAL else _read(Path(self.loads))
         return {name: _with_flags(plan, name, flags) for name, flags in found.items()}
 
@@ -62,7 +62,7 @@ def _read(path: Path) -> Mapping[str, Mapping[str, Any]]:
         raise ConfigError(f"{path} is not YAML (--loads)") from None
     named = found if isinstance(found, dict) else {}
     if not named or not all(isinstance(name, str) and isinstance(own, dict | None) for name, own in named.items()):
-        raise ConfigError(f"{path} must have a name for each load, and flags below it (--loads)")
+        raise ConfigError(f"{path} must map the name of each load to its flags (--loads)")
     return {name: own or {} for name, own in named.items()}
 
 
@@ -74,13 +74,13 @@ def _with_flags(plan: ServingPlan, name: str, flags: Mapping[str, Any]) -> Servi
     for flag, value in flags.items():
         key = str(flag).replace("-", "_")
         if key not in kinds or key == "seed":
-            raise ConfigError(f"the load {name!r} has {flag}, which is no flag of a workload or its load (--loads)")
+            raise ConfigError(f"the load {name!r} has {flag}, which is not a flag of a workload or load (--loads)")
         owner, kind = kinds[key]
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
             raise ConfigError(
-                f"the load {name!r} has {flag}: {value!r}; it must be of the type {kind.__name__} (--loads)"
+                f"the load {name!r} has {flag}: {value!r}; the value must be of type {kind.__name__} (--loads)"
             )
         changes[owner][key] = value
     try:

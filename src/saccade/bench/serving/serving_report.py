@@ -1,4 +1,4 @@
-"""What `saccade bench serve` prints: the usual block of figures, then tables of what the server reported."""
+"""What `saccade bench serve` prints: the usual block of figures, then tables of the server's own figures."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ def print_red(console: Console, lines: Iterable[str]) -> None:
 
 
 def block(run: ServingRun) -> list[str]:
-    """The block that readers and scripts know from other servers' benchmarks."""
+    """The block of figures that readers and scripts know from the benchmarks of other engines."""
     figures, settings = run.figures, run.settings
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
     if run.name:
@@ -104,8 +104,8 @@ def graph_table(phases: Sequence[Mapping[str, Any]]) -> Table | None:
 
 
 def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None:
-    """The server's own clocks: how much its histograms and counters of seconds grew during the benchmark. A clock of
-    the whole server can be compared with the run's time; one of requests sums times that overlap."""
+    """How much the server's histograms and counters of seconds grew in this run. Clocks of the whole server can be
+    compared with the duration of the run; clocks of requests add up times that overlap."""
     rows = []
     for name, seconds in metrics.items():
         family = name.partition("{")[0]
@@ -130,14 +130,14 @@ def memory_lines(gauges: Mapping[str, float]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """A metric without its prefix and without labels that all metrics of the server share."""
+    """Drops the prefix of a metric, and labels that all metrics of the server share."""
     family, _, labels = name.partition("{")
     own = [f"{label}={value}" for label, value in LABEL.findall(labels) if label not in SAME_FOR_ALL]
     return " ".join([family.rpartition(":")[2], *own])
 
 
 def failure_lines(run: ServingRun) -> list[str]:
-    """Each kind of failure with its count and the server's first message."""
+    """Lists each kind of failure, with its count and its first message."""
     first = {outcome.error: outcome for outcome in reversed(run.outcomes) if outcome.error}
     return [
         f"failed: {count} x {kind}, first request {first[kind].index}: {first[kind].message}"

@@ -1,4 +1,4 @@
-"""Results as JSON files with the keys that vLLM's and SGLang's tools read; compares runs with the first."""
+"""Saves results as JSON with the keys that vLLM's and SGLang's tools read, and compares runs with the first."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def as_data(run: ServingRun, *, is_detailed: bool = False) -> dict[str, Any]:
 
 
 def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = False) -> Path:
-    """Writes a run where the settings say; with several runs, file names include the run's name."""
+    """Writes a run to the file of the settings; if there are several runs, file names include the run's name."""
     path = Path(output.result_dir) / (output.result_filename or _file_name(run))
     if is_one_of_many and output.result_filename:
         path = path.with_name(f"{path.stem}-{safe_name(run.name)}{path.suffix or '.json'}")
@@ -76,7 +76,7 @@ def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = Fals
 
 
 def load(path: str) -> dict[str, Any]:
-    """An earlier result: ours, vLLM's, or the last line of a file of SGLang's."""
+    """Reads an earlier result of Saccade, vLLM, or SGLang (the last line of its file)."""
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
         try:
@@ -84,9 +84,9 @@ def load(path: str) -> dict[str, Any]:
         except ValueError:
             data = json.loads(text.splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is no result of a benchmark: {error} (--compare)") from None
+        raise ConfigError(f"{path} is not a benchmark result: {error} (--compare)") from None
     if not isinstance(data, dict) or "request_throughput" not in data:
-        raise ConfigError(f"{path} is no result of a serving benchmark: it has no request_throughput (--compare)")
+        raise ConfigError(f"{path} is not a result of a serving benchmark: it has no request_throughput (--compare)")
     return _with_our_names(data)
 
 
@@ -128,7 +128,7 @@ def safe_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of all runs, and each run's factor relative to the first: above 1 is always better."""
+    """One figure of all runs, and each run's gain over the first; above 1 is always better."""
 
     label: str
     values: tuple[float | None, ...]
@@ -156,7 +156,7 @@ def comparison_table(named: Named) -> Table:
 
 
 def compare(runs: Sequence[Mapping[str, Any]]) -> list[Compared]:
-    """Every figure that at least one run has."""
+    """Compares every figure that at least one run has."""
     rows = []
     for label, key, direction in COMPARED:
         values = tuple(_number(run.get(key)) for run in runs)

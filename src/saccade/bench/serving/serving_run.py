@@ -1,4 +1,4 @@
-"""`saccade bench serve`: the same requests to any OpenAI server, or to its own servers with different flags."""
+"""`saccade bench serve`: sends requests to an OpenAI-compatible server, or to servers that it starts itself."""
 
 import asyncio
 import platform
@@ -38,7 +38,7 @@ from saccade.bench.serving.serving_target import (
 )
 from saccade.errors import ConfigError
 
-REFRESH_PER_S = 2  # drawing costs the client time
+REFRESH_PER_S = 2  # drawing takes time from the client
 FRESH_CONTENT = "Leave out --seed for content that no server has seen, or empty the caches (--flush-cache)."
 FILE_CONTENT = "The file repeats itself, or the server has seen it before; --flush-cache empties its caches."
 
@@ -54,7 +54,7 @@ class Shown:
 
     @contextmanager
     def counting(self, total: int) -> Iterator[Callable[[Outcome], None]]:
-        """Yields a callback to call with every outcome."""
+        """Yields a callback that takes each outcome."""
         if not self._console.is_terminal:
             self.say(f"sending {total} requests")
             yield lambda outcome: None
@@ -74,7 +74,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
-    """All that is known about a server after its requests. `warnings` say why its figures may mislead."""
+    """All figures of one server. `warnings` say why they may mislead."""
 
     name: str
     figures: Figures
@@ -96,7 +96,7 @@ class ServingRun:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One passage of a workload through a server. Bodies of samples are dropped: they are large."""
+    """One pass of a workload through a server. Samples have no bodies, because those are large."""
 
     samples: list[WorkloadRequest]
     outcomes: list[Outcome]
@@ -129,7 +129,7 @@ class Target:
         return Wording(settings, self.facts.model, self.plan.workload.ignore_eos, is_timed)
 
     async def words(self) -> WordList:
-        """Counted by the server's tokenizer, if it has an endpoint for that. A file needs none."""
+        """Words counted by the server's tokenizer, if it has an endpoint for that. A file needs none."""
         return WordList() if self.plan.is_file else await count_words(self.client, self.facts.model)
 
     async def warm_up(self, prompts: Sequence[WorkloadPrompt]) -> None:
@@ -150,7 +150,7 @@ class Target:
             )
 
     async def take(self, prompts: Sequence[WorkloadPrompt], seed: int, shown: Shown) -> Passage:
-        """Sends the requests; `seed` is that of their arrivals."""
+        """Sends the requests; `seed` determines when they arrive."""
         if self.plan.load.flush_cache:
             await self.flush_cache()
         samples = [self.wording.request(prompt) for prompt in prompts]
@@ -164,7 +164,7 @@ class Target:
         return Passage(samples, outcomes, duration_s, before, after, caches)
 
     async def finish(self, name: str, passages: Sequence[Passage], words: WordList, content: str) -> ServingRun:
-        """All passages as one run."""
+        """Combines all passages into one run."""
         plan, output = self.plan, self.plan.output
         samples, outcomes, duration_s = joined(passages)
         good = [outcome for outcome in outcomes if outcome.is_ok]
@@ -200,7 +200,7 @@ class Target:
 
 
 def joined(passages: Sequence[Passage]) -> tuple[list[WorkloadRequest], list[Outcome], float]:
-    """Passages as if one had followed the other: indices and times go on."""
+    """Joins passages as if they had run back to back, with continuous indices and times."""
     samples: list[WorkloadRequest] = []
     outcomes: list[Outcome] = []
     clock_s = 0.0
@@ -247,8 +247,8 @@ async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
 
 
 async def warm_up_prompts(plan: ServingPlan, words: WordList, count: int, *, skip: int) -> list[WorkloadPrompt]:
-    """Of the same kind, but not among those measured, in this run or in another, so that no cache knows them. A file
-    gives the entries after the first `skip`."""
+    """Makes prompts of the same kind that no run measures, so that warm-up fills no cache with measured content. From a
+    file, it takes the entries after the first `skip`."""
     settings = replace(plan.workload, num_prompts=count, seed=2**31 + draw_seed())
     return await asyncio.to_thread(make_prompts, settings, words, skip=skip)
 

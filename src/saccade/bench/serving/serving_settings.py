@@ -1,5 +1,5 @@
-"""Settings of `saccade bench serve` and `saccade bench startup`, named as in SGLang's and vLLM's benchmarks. No torch
-here: the command line reads it for its flags."""
+"""Settings of `saccade bench serve` and `saccade bench startup`, named as in SGLang's and vLLM's benchmarks. Imports no
+torch, because the command line builds its flags from them."""
 
 import math
 import secrets
@@ -18,27 +18,27 @@ from saccade.config import setting
 from saccade.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-# Percentiles in SGLang's report, always included.
+# The percentiles of SGLang's report are always included.
 USUAL_PERCENTILES: dict[str, tuple[float, ...]] = {"ttft": (99,), "tpot": (99,), "itl": (95, 99), "e2el": (90, 99)}
 
 
 def draw_seed() -> int:
-    """A seed for content that no server has seen. Short enough to type again."""
+    """Draws a seed for content that no server has seen, short enough to retype."""
     return secrets.randbelow(2**31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputSettings:
-    """What is shown and kept."""
+    """What to show and save."""
 
     percentile_metrics: str = setting("ttft,tpot,itl,e2el", "metrics to show, of ttft, tpot, itl, e2el")
     metric_percentiles: str = setting("90,99", "percentiles to show")
-    goodput: str = setting("", "what a good request keeps to, in ms, such as 'ttft:500 e2el:2000'")
+    goodput: str = setting("", "limits that a good request meets, in ms, such as 'ttft:500 e2el:2000'")
     save_result: bool = setting(False, "write the figures to a JSON file")
-    save_detailed: bool = setting(False, "with them, every request")
+    save_detailed: bool = setting(False, "also write every request to that file")
     result_dir: str = setting("", "folder for the JSON file")
     result_filename: str = setting("", "name of the JSON file; by default backend, rate and time")
-    report: str = setting("", "HTML file to write: one file, nothing is loaded from elsewhere")
+    report: str = setting("", "HTML file to write: a single self-contained file")
     compare: str = setting("", "JSON file of an earlier run to compare with")
     label: str = setting("", "name of this run in reports")
 
@@ -81,7 +81,7 @@ class OutputSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """All that `saccade bench serve` needs except the servers that it starts itself."""
+    """All settings of `saccade bench serve`, except those of servers that it starts itself."""
 
     target: TargetSettings = field(default_factory=TargetSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
@@ -93,7 +93,7 @@ class ServingPlan:
         return DATASETS[self.workload.dataset_name] == "file"
 
     def as_data(self) -> dict[str, dict[str, Any]]:
-        """For a JSON file: without the API key, and with a word for infinity, which JSON lacks."""
+        """Converts the settings to JSON, which lacks infinity, without the API key."""
         values = asdict(self)
         if self.target.api_key:
             values["target"]["api_key"] = "(set)"
@@ -107,8 +107,8 @@ class ServingPlan:
 class VariantSettings:
     """Servers that the benchmark starts itself, one after the other, for the same requests."""
 
-    serve_model: str = setting("", "model to serve: starts `saccade serve` instead of asking a server that runs")
-    serve_args: str = setting("", "flags of every server that is started")
+    serve_model: str = setting("", "model to serve: starts `saccade serve` instead of using a running server")
+    serve_args: str = setting("", "flags for every server that is started")
     variants: str = setting(
         "", "NAME:FLAGS;NAME:FLAGS to compare, such as 'graphs:;eager:--graphs vision=off,prefill=off,decode=off'"
     )
@@ -124,12 +124,14 @@ class VariantSettings:
         return bool(self.serve_model or self.serve_args or self.variants)
 
     def flags_by_name(self) -> dict[str, str]:
-        """The flags of every server to start; a single unnamed one if no variants are given."""
+        """The flags of each server to start; there is a single unnamed one if no variants are given."""
         found: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in self.variants.split(";"))):
             name, colon, flags = part.partition(":")
             if not colon or not name.strip() or name.strip() in found:
-                raise ConfigError(f"variants has {part!r}; write NAME:FLAGS, each with a name of its own (--variants)")
+                raise ConfigError(
+                    f"variants has {part!r}; write NAME:FLAGS, with a different name for each (--variants)"
+                )
             found[name.strip()] = f"{self.serve_args} {flags.strip()}".strip()
         return found or {"": self.serve_args}
 

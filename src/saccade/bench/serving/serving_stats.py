@@ -28,8 +28,8 @@ def figures_of(
     limits_ms: Mapping[str, float] | None = None,
     retokenized: int | None = None,
 ) -> Figures:
-    """Rates and times cover successful requests only. `retokenized` counts the tokens of their texts: fewer than were
-    generated where special tokens are not shown."""
+    """Rates and times cover successful requests only. `retokenized` is the number of tokens in their texts, which is
+    below the number generated if special tokens are not shown."""
     good = [outcome for outcome in outcomes if outcome.is_ok]
     figures: Figures = {
         "completed": len(good),
@@ -53,7 +53,7 @@ def figures_of(
 
 
 def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadRequest], duration_s: float) -> Figures:
-    """Tokens as counted by the server, else those of the text that was sent."""
+    """Token counts come from the server, else from the text that was sent."""
     prompts = [outcome.prompt_tokens or samples[outcome.index].text_tokens or 0 for outcome in good]
     total_in, total_out = sum(prompts), sum(outcome.output_tokens for outcome in good)
     told = [outcome.image_tokens for outcome in good if outcome.image_tokens is not None]
@@ -88,7 +88,7 @@ def values_ms(good: Iterable[Outcome], metric: str) -> list[float]:
 
 
 def spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) -> Figures:
-    """Mean, median, deviation, percentiles, and quantiles for plotting; None without values."""
+    """Mean, median, standard deviation, maximum and percentiles (None without values), and quantiles for plotting."""
     points = dict.fromkeys((*percentiles, *USUAL_PERCENTILES[metric]))
     found: dict[str, float | None] = dict.fromkeys(("mean", "median", "std", "max", *map(percentile_name, points)))
     quantiles: list[float] = []
@@ -135,7 +135,7 @@ def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
 
 
 def stage_figures(good: Sequence[Outcome]) -> dict[str, Figures]:
-    """Where the time of requests went, from the server's timings and the client's clock: for every stage the mean,
+    """Shows where the time of requests went, from the server's timings and the client's clock: each stage's mean,
     median and 99th percentile in ms, and its share of the mean end-to-end time."""
     told = [outcome for outcome in good if outcome.timings]
     if not told:
@@ -159,9 +159,9 @@ def stage_figures(good: Sequence[Outcome]) -> dict[str, Figures]:
 
 
 def split_stages(timings: Mapping[str, float], e2el_s: float) -> dict[str, float]:
-    """Consecutive stages that add up to the end-to-end time. `total` (all of the server's time) and `prepare` (body to
-    prompt) contain other stages: what is left of them, and of the end-to-end time, becomes stages of its own. `vision`
-    is subtracted from `prefill`, which contains it."""
+    """Splits the end-to-end time into consecutive stages. `total` (all of the server's time) and `prepare` (body to
+    prompt) contain other stages. Their remainders, and that of the end-to-end time, become separate stages. `vision` is
+    subtracted from `prefill`, which contains it."""
     stages = {name: value for name, value in timings.items() if name not in SUMS}
     if {"vision", "prefill"} <= stages.keys():
         stages["vision"] = min(stages["vision"], stages["prefill"])

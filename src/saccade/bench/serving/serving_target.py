@@ -1,4 +1,4 @@
-"""What a server reports about itself: model, tokenizer, graphs, metrics. All but the model is optional."""
+"""Reads what a server reports about itself: model, tokenizer, graphs, metrics. All but the model is optional."""
 
 import asyncio
 import json
@@ -42,8 +42,8 @@ class Reading:
 
 
 async def describe(client: Client, model: str, *, prefer: str = "", flags: str = TARGET_FLAGS) -> TargetFacts:
-    """The server must name its model only if the user did not. `prefer` is taken if the server has it; `flags` are
-    those that chose the server."""
+    """Describes the server, which must name its model unless the user did. `prefer` is chosen if the server has it;
+    `flags` are the ones that selected the server, for error messages."""
     cards = await _json(client, "/v1/models")
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
     wanted = model or prefer
@@ -67,7 +67,7 @@ async def read_counters(client: Client) -> Reading:
 
 
 async def count_words(client: Client, model: str) -> WordList:
-    """Tokens that each word adds to a text, by the server's tokenizer; uncounted if it has no endpoint for that."""
+    """Counts the tokens that each word adds to a text with the server's tokenizer, if it has an endpoint for that."""
     base = await _count(client, model, LEAD)
     if base is None:
         return WordList()
@@ -77,7 +77,7 @@ async def count_words(client: Client, model: str) -> WordList:
 
 
 async def count_template(client: Client, model: str) -> int | None:
-    """Tokens that the chat template adds to a text, by the server's tokenizer; None if it has no endpoint for that."""
+    """Counts the tokens that the chat template adds to a text; None if the server has no endpoint for that."""
     text = await _count(client, model, LEAD)
     turns = [{"role": "user", "content": LEAD}]
     chat = await _json(client, "/tokenize", {"model": model, "messages": turns, "add_generation_prompt": True})
@@ -86,7 +86,7 @@ async def count_template(client: Client, model: str) -> int | None:
 
 
 async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | None:
-    """Tokens of these texts together, by the server's tokenizer; None if it has no endpoint for that."""
+    """Counts the tokens of all texts with the server's tokenizer; None if it has no endpoint for that."""
     several = Counter(text for text in texts if text)
     counts = await _count_all(client, model, list(several))
     known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
@@ -119,7 +119,7 @@ def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def graphs_between(before: Reading, after: Reading) -> list[dict[str, Any]]:
-    """For every phase: replays, fallbacks by reason, rows and padding in between, and the graphs it has."""
+    """For each phase: replays, fallbacks by reason, rows and padding between the readings, and its graphs."""
     old = {phase.get("phase"): phase for phase in before.graphs}
     return [_phase_between(old.get(phase.get("phase"), {}), phase) for phase in after.graphs]
 
@@ -143,7 +143,7 @@ def _phase_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
 
 
 def _count_between(old: Any, new: Any) -> dict[str, int]:
-    """Counters by name; a plain number is a single counter."""
+    """The growth of counters by name; a plain number is a single counter."""
     before = old if isinstance(old, dict) else {"all": old or 0}
     after = new if isinstance(new, dict) else {"all": new or 0}
     changes = {name: int(value) - int(before.get(name, 0)) for name, value in after.items()}
@@ -151,7 +151,7 @@ def _count_between(old: Any, new: Any) -> dict[str, int]:
 
 
 async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
-    """Raises a ConfigError that says why the server did not name a model, unless the user did and it is up."""
+    """Raises a ConfigError that says why the server did not name a model, unless the user named one and it is up."""
     url = client.target.url
     try:
         status, _ = await client.ask("GET", "/v1/models")
@@ -162,11 +162,11 @@ async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
     if is_named:
         return
     if status in (401, 403):
-        met = "refuses the key it was given" if client.target.api_key else "asks for a key"
+        met = "refuses the given key" if client.target.api_key else "asks for a key"
         key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
-        raise ConfigError(f"{url} {met} (HTTP {status}); give one that it takes ({key_flag})")
+        raise ConfigError(f"{url} {met} (HTTP {status}); give a valid one ({key_flag})")
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
-    raise ConfigError(f"{url} does not say which model it has{told}; name one (--model)")
+    raise ConfigError(f"{url} does not say which model it serves{told}; name one (--model)")
 
 
 async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:
@@ -196,7 +196,7 @@ async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -
 
 
 async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -> str | None:
-    """None if the server does not answer such a request."""
+    """The body of a reply with status 200, else None."""
     try:
         status, data = await client.ask("POST" if body is not None else "GET", path, body)
     except (OSError, TimeoutError):

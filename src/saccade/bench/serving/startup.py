@@ -1,4 +1,4 @@
-"""`saccade bench startup`: time until ready, by stage, and whether first requests are as fast as later ones."""
+"""`saccade bench startup`: times a start by stage, and checks whether first requests are as fast as later ones."""
 
 import re
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def run_startup_bench(model: str, settings: StartupBenchSettings, shown: Shown) 
 
 
 def stages_of(lines: Sequence[tuple[float, str]]) -> dict[str, float]:
-    """Seconds of each stage from a server's output lines and their times; a stage ends with its line. The time before
-    the first line is the process itself; the last stage ends with the line that says ready."""
+    """Computes the seconds of each stage from a server's output lines and their times. A stage ends with its line. The
+    first is the start of the process; the last ends with the line that says ready."""
     stages: dict[str, float] = {}
     last_s = 0.0
     for since_s, line in lines:
@@ -76,7 +76,7 @@ def print_startup(starts: Sequence[TimedStart], console: Console) -> None:
 
 
 def verdict(number: int, start: TimedStart) -> str:
-    """Whether the first request waited for work that startup left undone."""
+    """Shows whether the first request had to wait for work that the start left undone."""
     beyond_s = start.ready_s - start.stages.get(WEIGHTS, 0.0)
     ready = f"start {number + 1}: ready after {start.ready_s:.2f} s, {beyond_s:.2f} of them beyond {WEIGHTS}"
     if len(start.requests_ms) < 2:
@@ -100,7 +100,7 @@ def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown
 
 
 async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Outcome]:
-    """Sends requests one after the other, all with different images, none repeated from another start."""
+    """Sends requests one after the other, with images that all differ, also from those of other starts."""
     target = TargetSettings(base_url=url, request_timeout_s=settings.request_timeout_s)
     workload = WorkloadSettings(
         dataset_name="image" if settings.image_resolution else "random",

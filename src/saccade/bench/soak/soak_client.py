@@ -1,4 +1,4 @@
-"""A client of a soak: one that waits for its replies, leaves in the middle, or reads slowly."""
+"""A client of a soak. It reads the whole reply, disconnects early, or reads slowly."""
 
 import asyncio
 import ssl
@@ -11,14 +11,15 @@ from saccade.bench.load.client_reply import ReplyReader
 from saccade.bench.soak.soak_requests import SoakRequest
 
 CONNECT_S = 30.0
-SLOW_BYTES, SLOW_S = 2048, 0.05  # read at a time, and how often
-MOST_PIECES = 6  # of a stream, before its client leaves
-AT_ONCE_S = 0.1  # in which a client leaves that does not wait for a reply
+SLOW_BYTES, SLOW_S = 2048, 0.05  # a slow reader reads so much, then sleeps so long
+MOST_PIECES = 6  # pieces of a stream that a client reads before it leaves
+AT_ONCE_S = 0.1  # a client that leaves at once does so within this time
 
 
 @dataclass(frozen=True, slots=True)
 class SoakAnswer:
-    """Status 0: none came. `has_left`: the client did not wait for the end. `problem`: why the reply is not whole."""
+    """`status` is 0 if none came. `has_left` means that the client left early. `problem` says why a reply is not
+    complete."""
 
     status: int
     has_left: bool = False
@@ -26,12 +27,12 @@ class SoakAnswer:
 
     @property
     def outcome(self) -> str:
-        """As it is counted."""
+        """The name under which the answer is counted."""
         return "left" if self.has_left and self.status in (0, 200) else str(self.status or "no answer")
 
 
 class SoakClient:
-    """One request at a time. Requests that are read to their end share a connection."""
+    """Sends one request at a time. Requests whose replies are read to the end share a connection."""
 
     def __init__(self, address: ServerAddress, api_key: str, timeout_s: float) -> None:
         self._address, self._timeout_s = address, timeout_s
@@ -39,7 +40,7 @@ class SoakClient:
         self._connection: Connection | None = None
 
     async def send(self, request: SoakRequest) -> SoakAnswer:
-        """Failures are answers, too."""
+        """Sends a request. A failure is an answer, not an exception."""
         data = self._address.request("POST", request.path, request.body, self._headers)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -60,7 +61,7 @@ class SoakClient:
             return SoakAnswer(0, problem=f"{type(error).__name__}: {error}")
 
     async def get(self, path: str) -> tuple[int, bytes, float]:
-        """Status, body and seconds of a request outside the load."""
+        """Sends a request that is not part of the load. Returns status, body and seconds."""
         reader = ReplyReader()
         async with asyncio.timeout(CONNECT_S):
             connection = await self._usable()
@@ -108,7 +109,7 @@ class SoakClient:
         return SoakAnswer(reader.status, has_left=True, problem=problem)
 
     async def _slowly(self, data: bytes) -> SoakAnswer:
-        """Reads a little at a time, so that the server must wait with the rest."""
+        """Reads a little at a time, so that the server has to hold back the rest."""
         address = self._address
         tls = ssl.create_default_context() if address.is_tls else None
         stream, writer = await asyncio.open_connection(address.host, address.port, ssl=tls, limit=SLOW_BYTES)
@@ -123,11 +124,11 @@ class SoakClient:
         finally:
             writer.transport.abort()
         is_whole = status != 200 or b"[DONE]" in tail
-        return SoakAnswer(status, problem="" if is_whole else "the stream ended before its end was said")
+        return SoakAnswer(status, problem="" if is_whole else "the stream ended without its final event")
 
 
 class _Counting(ReplyReader):
-    """Tells when a stream has brought some pieces."""
+    """Sets `enough` once a stream has delivered `num_pieces` pieces."""
 
     def __init__(self, num_pieces: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`saccade bench soak`: start a server or find one, run, print, save, and return the exit code."""
+"""`saccade bench soak`: starts or finds a server, runs, prints and saves the report, and returns the exit code."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
 
 
 def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
-    """Returns 0 only if every answer was expected and everything is flat. `model` is empty for the bundled one."""
+    """Returns 0 only if every answer was expected and every resource is flat. An empty `model` is the bundled one."""
     if settings.url and (model or settings.serve_args):
         raise ConfigError(
-            "a server that runs has its model and flags already; leave out MODEL and --serve-args, or --url"
+            "a running server already has its model and flags; leave out MODEL and --serve-args, or --url"
         )
     with stages(Console(stderr=True), "starting") as say:
         if settings.url:
@@ -45,7 +45,7 @@ def print_soak(report: SoakReport, console: Console) -> None:
     for kind, outcomes in report.answers.items():
         answers.add_row(kind, ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items())))
     print_table(console, answers)
-    held = Table("when idle", *HELD, title="what the server holds")
+    held = Table("when idle", *HELD, title="resources of the server")
     for one in report.resources:
         flat = "?" if one.is_flat is None else "yes" if one.is_flat else "NO"
         figures = (one.first, one.last, one.last - one.first, one.allowance)
@@ -61,7 +61,7 @@ def print_soak(report: SoakReport, console: Console) -> None:
     bad += report.problems + [f"not flat: {one.name}" for one in report.resources if one.is_flat is False]
     for line in bad:
         console.print(line, style="bold red", markup=False, highlight=False)
-    console.print("nothing was found" if report.is_clean else "something was found", style="bold")
+    console.print("no problems found" if report.is_clean else "problems found", style="bold")
 
 
 def _summary(report: SoakReport) -> list[str]:
@@ -70,7 +70,7 @@ def _summary(report: SoakReport) -> list[str]:
     lines = [f"{report.requests} requests in {report.seconds:.0f} s{sizes} (--seed {report.seed}){ended}"]
     lines.append(f"{report.idle_moments} idle moments after warm-up; first and last are medians of a third of them")
     if not report.resources:
-        lines.append("what the server holds could not be read: it is on another machine, or was never idle")
+        lines.append("the server's resources could not be read: it is on another machine, or was never idle")
     lines.append(f"/health: median {report.health_median_ms:.1f} ms, largest {report.health_largest_ms:.1f} ms")
     return lines
 
@@ -84,7 +84,7 @@ def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None])
     with server:
         report = asyncio.run(Soak(server.url, settings, server.pid, say).run())
         if server.has_ended:
-            report.problems.append("the server has ended; it said:\n" + "\n".join(server.last))
+            report.problems.append("the server has exited; its last lines:\n" + "\n".join(server.last))
     return report
 
 

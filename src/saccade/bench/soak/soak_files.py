@@ -10,11 +10,11 @@ from PIL import Image
 
 FORMATS = ("JPEG", "JPEG", "PNG", "WEBP")
 LEAST_SIDE, MOST_SIDE = 28, 512
-NUM_SCANS = 2000  # of a JPEG that takes its decoder many seconds
+NUM_SCANS = 2000  # so many scans keep a JPEG decoder busy for many seconds
 
 
 def image_sizes(count: int, seed: int) -> tuple[tuple[int, int], ...]:
-    """Different sizes (width, height), in the order in which they are sent."""
+    """Draws distinct sizes (width, height), in the order in which they are sent."""
     random, found = Random(f"{seed}:sizes"), dict[tuple[int, int], None]()
     while len(found) < count:
         found[random.randint(LEAST_SIDE, MOST_SIDE), random.randint(LEAST_SIDE, MOST_SIDE)] = None
@@ -22,7 +22,7 @@ def image_sizes(count: int, seed: int) -> tuple[tuple[int, int], ...]:
 
 
 def picture(size: tuple[int, int], random: Random, format_: str = "") -> bytes:
-    """Noise in coarse blocks: no two are equal, and encoding takes little time."""
+    """Draws noise in coarse blocks, so that all pictures differ and encoding is fast."""
     rng = np.random.default_rng(random.getrandbits(32))
     blocks = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     buffer = io.BytesIO()
@@ -40,13 +40,13 @@ def animation(random: Random) -> bytes:
 
 
 def truncated_picture(random: Random) -> bytes:
-    """A PNG of which the end is missing."""
+    """A PNG without its end."""
     data = picture((random.randint(64, 256), 64), random, "PNG")
     return data[: random.randint(40, len(data) // 2)]
 
 
 def scans(random: Random) -> bytes:
-    """A JPEG of 8000x8000 pixels whose last scan comes again and again, without data."""
+    """A JPEG of 8000x8000 pixels that repeats the header of its last scan, without data."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), tuple(random.randbytes(3))).save(buffer, "JPEG", progressive=True)
     data = buffer.getvalue()
@@ -57,7 +57,7 @@ def scans(random: Random) -> bytes:
 
 
 def growing_animation(random: Random) -> bytes:
-    """A GIF whose first frame is small and whose second one has 169 million pixels."""
+    """A GIF with a small first frame, and a second one of 169 million pixels."""
     data = b"GIF89a" + struct.pack("<HHBBB", 64, 64, 0x80, 0, 0) + bytes(3) + random.randbytes(3)
     for side in (64, 13000):
         data += b"\x2c" + struct.pack("<HHHHB", 0, 0, side, side, 0) + b"\x02\x02\x4c\x01\x00"
@@ -65,7 +65,7 @@ def growing_animation(random: Random) -> bytes:
 
 
 def part(kind: str, data: bytes) -> dict[str, object]:
-    """A part of a message: `kind` is image or video."""
+    """A message part of `kind` image or video."""
     return url_part(kind, f"data:{kind}/any;base64,{base64.b64encode(data).decode()}")
 
 

@@ -1,4 +1,4 @@
-"""GPU memory of single processes, as NVIDIA's driver reports it. Without a driver there are no figures."""
+"""The GPU memory of single processes, as NVIDIA's driver reports it."""
 
 import ctypes
 from collections.abc import Collection, Iterator
@@ -10,7 +10,7 @@ UNKNOWN = 2**64 - 1
 
 
 class ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_t of the third version of the question."""
+    """nvmlProcessInfo_t, as in version 3 of the call."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -21,8 +21,8 @@ class ProcessInfo(ctypes.Structure):
 
 
 def gpu_bytes_of(pids: Collection[int], library: Any = None) -> int | None:
-    """On all GPUs. None where the driver tells nothing of these processes: in a container it may know them by other
-    numbers."""
+    """Sums over all GPUs. None without a driver, or if it does not know these processes, because a container may have
+    its own process ids."""
     try:
         driver = library or ctypes.CDLL(LIBRARY)
         found = [used for pid, used in _processes(driver) if pid in pids]

@@ -1,4 +1,4 @@
-"""The requests of a soak: which kinds there are, how often they come, and what must be answered."""
+"""The requests of a soak: their kinds, how frequent each is, and which answers are expected."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from saccade.bench.soak import soak_files
 
 Manner = Literal["whole", "leave", "leave at once", "slow"]
 WORDS = ("red", "circle", "blue", "square", "count", "the", "left", "of", "seven", "digit", "what", "is", "green", "a")
-NUM_SCHEMAS = 96  # fewer than an engine keeps, so that its memory comes to rest
+NUM_SCHEMAS = 96  # fewer than an engine caches, so that its memory stops growing
 ENDLESS = "start: A\nA: /.*a.{16}.*/ & /.*b.{16}.*/ & ~/.*c.{16}.*/"
 MOST_WORDS, LONG_TOKENS = 60, 64
 OK, REFUSED = frozenset({200}), frozenset({400, 413})
@@ -19,7 +19,7 @@ OK, REFUSED = frozenset({200}), frozenset({400, 413})
 
 @dataclass(frozen=True, slots=True)
 class SoakTarget:
-    """What the requests must know about the server."""
+    """What the requests depend on."""
 
     model: str
     has_images: bool
@@ -29,7 +29,7 @@ class SoakTarget:
 
 @dataclass(frozen=True, slots=True)
 class SoakRequest:
-    """`manner` is how the client behaves; `expected` are the statuses that may be answered."""
+    """`manner` is how the client behaves; `expected` has the allowed statuses."""
 
     index: int
     kind: str
@@ -42,8 +42,8 @@ class SoakRequest:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`weight` is how often it comes, beside the others. `make` returns the fields that differ from a short chat, or a
-    whole body as bytes."""
+    """`weight` is the relative frequency. `make` returns the fields that differ from a short chat request, or a whole
+    body as bytes."""
 
     name: str
     weight: float
@@ -52,11 +52,11 @@ class Kind:
     manner: Manner = "whole"
     path: str = CHAT
     has_images: bool = False
-    num_sizes: int = 0  # images of the soak's sizes that it sends
+    num_sizes: int = 0  # number of images of the soak's sizes
 
 
 def make_request(seed: int, index: int, target: SoakTarget) -> SoakRequest:
-    """Request `index` of a seed. Encodes its images, so it takes some milliseconds."""
+    """Makes request `index` of a seed. Takes some milliseconds, to encode images."""
     random = Random(f"{seed}:{index}")
     kinds = [kind for kind in KINDS if target.has_images or not kind.has_images]
     [kind] = random.choices(kinds, [kind.weight for kind in kinds])

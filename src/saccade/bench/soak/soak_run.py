@@ -1,4 +1,4 @@
-"""`saccade bench soak`: mixed and hostile load on a server, with idle moments in which nothing may be left behind."""
+"""`saccade bench soak`: puts mixed and hostile load on a server, and checks at idle moments that nothing leaks."""
 
 import asyncio
 import signal
@@ -22,12 +22,12 @@ from saccade.bench.soak.soak_settings import WARM_UP, SoakSettings
 from saccade.bench.soak.soak_verdict import ResourceVerdict, Tally, Unexpected, judge_resources
 from saccade.errors import ConfigError
 
-HEALTH_S = 0.2  # between two questions
-IDLE_S = 120.0  # in which a server must come to rest without load
-SETTLE_S = 0.3  # sockets close, processes are replaced
+HEALTH_S = 0.2  # between two probes
+IDLE_S = 120.0  # a server without load must be idle within this time
+SETTLE_S = 0.3  # for sockets to close, and processes to be replaced
 POLL_S = 0.05
-MOST_UNEXPECTED = 100  # then the soak ends
-LATENCIES = 10_000  # of which a median is taken
+MOST_UNEXPECTED = 100  # more end the soak
+LATENCIES = 10_000  # kept for the median
 DEFAULT_LEN = 1024
 
 
@@ -55,7 +55,7 @@ class SoakReport:
 
 
 class Soak:
-    """One run against one server. `pid`: its process, if it is on this machine."""
+    """One run against one server. `pid` is the server's process, if it is on this machine."""
 
     def __init__(self, url: str, settings: SoakSettings, pid: int | None, say: Callable[[str], None]) -> None:
         self._settings, self._pid, self._say = settings, pid, say
@@ -74,11 +74,11 @@ class Soak:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """End it with the report so far, as Ctrl-C does."""
+        """Ends the run with the report so far, as Ctrl-C does."""
         self._stop.set()
 
     async def run(self) -> SoakReport:
-        """Ctrl-C stops it."""
+        """Runs until the time is up, a problem is found, or Ctrl-C."""
         target = await self._describe()
         loop = asyncio.get_running_loop()
         hears_signals = current_thread() is main_thread()
@@ -116,7 +116,9 @@ class Soak:
             [card, *_] = orjson.loads(body)["data"]
             told = card.get("capabilities")
         except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
-            raise ConfigError(f"{self._url} does not answer /v1/models as a server does (--url, --api-key)") from None
+            raise ConfigError(
+                f"{self._url} does not answer /v1/models like an OpenAI server (--url, --api-key)"
+            ) from None
         if status != 200:
             raise ConfigError(f"/v1/models was answered with {status} (--api-key)")
         has_images = told is None or "multimodal" in told
@@ -124,7 +126,7 @@ class Soak:
         return SoakTarget(str(card["id"]), has_images, card.get("max_model_len") or DEFAULT_LEN, sizes)
 
     async def _load(self, target: SoakTarget) -> None:
-        """Sends requests until the cycle's end, and waits for their answers."""
+        """Sends requests until the end of the cycle, and waits for their answers."""
         end = monotonic() + min(self._settings.cycle_s, self._left_s())
         workers = [asyncio.create_task(self._work(target, end)) for _ in range(self._settings.concurrency)]
         stop = asyncio.create_task(self._stop.wait())
@@ -153,7 +155,7 @@ class Soak:
             client.close()
 
     async def _rest(self) -> None:
-        """Waits until the server is idle and notes what it holds."""
+        """Waits until the server is idle, and records its resources."""
         deadline = monotonic() + IDLE_S
         figures = await self._figures(self._watcher)
         while not self._is_idle(figures) and not self._stop.is_set():
@@ -171,11 +173,11 @@ class Soak:
         self._say(self._progress())
 
     def _is_idle(self, figures: dict[str, float]) -> bool:
-        """A server that is too busy to tell what runs is not idle."""
+        """A server that is too busy to report its load is not idle."""
         return is_idle(figures) and all(name in figures for name in BUSY if name in self._peaks)
 
     async def _figures(self, client: SoakClient) -> dict[str, float]:
-        """Of now; what cannot be had is left out."""
+        """Reads the current figures, without those that are unavailable."""
         found = {} if self._pid is None else await asyncio.to_thread(process_figures, self._pid)
         with suppress(OSError, TimeoutError, ValueError):
             status, body, _ = await client.get("/metrics")
@@ -186,14 +188,14 @@ class Soak:
         return found
 
     async def _look(self) -> None:
-        """Under load, for the peaks. No connection of its own is left for the idle moments."""
+        """Reads figures under load, for the peaks. Closes its connection, which would count at idle moments."""
         while True:
             await asyncio.sleep(self._settings.look_s)
             await self._figures(self._looker)
             self._looker.close()
 
     async def _probe(self) -> None:
-        """Asks /health all the time. Whatever is sent, it must be answered."""
+        """Asks for /health all the time. It must answer, whatever the load."""
         while True:
             try:
                 status, body, seconds = await self._prober.get("/health")

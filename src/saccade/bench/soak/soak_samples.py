@@ -1,4 +1,4 @@
-"""What a server holds: memory, files and sockets of its processes as Linux reports them, and its /metrics."""
+"""The resources of a server: memory, files and sockets of its processes, as Linux reports them, and its /metrics."""
 
 import os
 import socket
@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.bench.soak.soak_gpu import gpu_bytes_of
 
 PROC = Path("/proc")
-# They decode media and try grammars.
+# The processes that decode media and compile grammars.
 JOB_MODULES = (b"saccade.inputs.media.media_process", b"saccade.scheduling.trial_process")
-# What the parent of a job process holds for it; such processes come and go.
+# What the parent holds open for each job process. It is not counted, because these processes come and go.
 JOB_FILES, JOB_SOCKETS = 2, 1
 SERVER, ENGINE, JOBS = "RSS, server", "RSS, engine", "RSS, job processes"
 FILES, SOCKETS, PROCESSES = "open files", "sockets", "job processes"
 RUNNING, WAITING, BLOCKS = "requests running", "requests waiting", "KV blocks in use"
-# The whole device's, that of the engine's allocator, and that of the server's processes as the driver tells.
+# Memory of the whole device, of the engine's allocator, and of the server's processes as the driver reports it.
 GPU, GPU_RESERVED, GPU_PROCESSES = "GPU memory, device", "GPU memory, allocator", "GPU memory, processes"
 BUSY = (RUNNING, WAITING, BLOCKS)  # all 0 when a server is idle
 _NAMES = {
@@ -31,8 +31,8 @@ _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 
 
 def process_figures(root: int, proc: Path = PROC) -> dict[str, float]:
-    """Of a server's process and all that it started. Files and sockets are those of server and engine, without those
-    of the pools for media and grammars. Empty where there is no such process, or nobody tells."""
+    """Figures of a server's process and its descendants. Files and sockets are those of server and engine, without
+    those of the pools for media and grammars. Empty if there is no such process, or no /proc."""
     found = dict.fromkeys((SERVER, ENGINE, JOBS, FILES, SOCKETS, PROCESSES), 0.0)
     if not (proc / str(root)).is_dir():
         return {}
@@ -54,7 +54,7 @@ def process_figures(root: int, proc: Path = PROC) -> dict[str, float]:
 
 
 def metric_figures(text: str) -> dict[str, float]:
-    """Of a server's /metrics; what it does not have is left out."""
+    """Figures from a server's /metrics, without those that it does not have."""
     sums, num_blocks = dict[str, float](), 0.0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -71,7 +71,7 @@ def is_idle(figures: Mapping[str, float]) -> bool:
 
 
 def listener(host: str, port: int, proc: Path = PROC) -> int | None:
-    """The process on this machine that listens at an address; None if it is another machine's, or hidden."""
+    """The process on this machine that listens at an address; None if it is on another machine, or hidden."""
     try:
         is_local = all(entry[4][0] in ("127.0.0.1", "::1") for entry in socket.getaddrinfo(host, port))
     except OSError:
@@ -98,7 +98,7 @@ def _pids(proc: Path) -> list[int]:
 
 
 def _family(root: int, proc: Path) -> list[int]:
-    """The process, its children, theirs and so on."""
+    """The process and all its descendants."""
     children: dict[int, list[int]] = {}
     for pid in _pids(proc):
         with suppress(OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""Settings of `saccade bench soak`. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade bench soak`. Imports no torch, because the command line builds its flags from them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 
 MOST_CYCLES, LEAST_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
 MOST_SAMPLES = 5000
-WARM_UP = 0.25  # of the time: pools fill, allocators and caches reach their size
+WARM_UP = 0.25  # of the time, in which pools fill, and allocators and caches reach their size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,17 +16,17 @@ class SoakSettings:
     """What `saccade bench soak` sends, for how long, and what counts as flat."""
 
     minutes: float = setting(10.0, "how long requests are sent; the first quarter is warm-up")
-    url: str = setting("", "address of a server that runs and has no other users; by default one is started")
+    url: str = setting("", "address of a running server without other users; by default one is started")
     serve_args: str = setting("", "flags of the server that is started, as for `saccade serve`")
     concurrency: int = setting(8, "requests sent at a time")
     image_sizes: int = setting(500, "different sizes of images")
-    sample_s: float = setting(5.0, "seconds between two looks at the server while it has work")
+    sample_s: float = setting(5.0, "seconds between two samples of the server under load")
     rss_allowance_mib: float = setting(64.0, "resident memory that server and engine may gain each, in MiB")
     gpu_is_shared: bool = setting(
-        False, "others use the GPU too: what the whole device has in use is shown but does not count"
+        False, "others use the GPU too: the memory of the whole device is shown but not judged"
     )
     seed: int = setting(0, "request N of a seed is always the same")
-    request_timeout_s: float = setting(300.0, "seconds after which a request without an end is unexpected")
+    request_timeout_s: float = setting(300.0, "seconds after which an unfinished request counts as unexpected")
     start_timeout_s: float = setting(900.0, "seconds until a server that is started must be ready")
     api_key: str = setting("", "key for the server, sent as Authorization: Bearer; by default OPENAI_API_KEY")
     json: str = setting("", "file to write the report to")
@@ -42,7 +42,7 @@ class SoakSettings:
 
     @property
     def cycle_s(self) -> float:
-        """Seconds of load between two idle moments; long runs have longer ones, so that samples stay few."""
+        """Seconds of load between two idle moments. Long runs have longer cycles, which limits the samples."""
         return max(self.seconds / MOST_CYCLES, min(CYCLE_S, max(LEAST_CYCLE_S, self.seconds / 20)))
 
     @property

@@ -1,4 +1,4 @@
-"""What a soak found: pure functions from answers and samples to verdicts."""
+"""The verdicts of a soak: pure functions of answers and samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from saccade.bench.soak.soak_samples import (
 )
 
 MIB = 2**20
-JOB_MIB = 48 + 64  # what a process for media may keep between jobs, and what it has when it is new
+JOB_MIB = 48 + 64  # what a media process may keep between jobs, and its size when new
 MOST_SHOWN = 20
 LEAST_SAMPLES = 2
 
@@ -35,9 +35,9 @@ class Unexpected:
 
 @dataclass(frozen=True, slots=True)
 class ResourceVerdict:
-    """`start` is before the first request, if it was told; `first` and `last` are medians of the first and the last
-    third of the idle moments after warm-up; `peak` is the largest figure that was seen, under load too. `is_flat` is
-    None where it does not count, or there were too few idle moments."""
+    """`start` is the figure before the first request, if known. `first` and `last` are medians of the first and last
+    third of the idle moments after warm-up. `peak` is the largest figure seen, also under load. `is_flat` is None if
+    the resource does not count, or if there were too few idle moments."""
 
     name: str
     start: float | None
@@ -50,7 +50,7 @@ class ResourceVerdict:
 
 @dataclass(slots=True)
 class Tally:
-    """Answers by kind and outcome. Only the first unexpected ones are kept."""
+    """Counts answers by kind and outcome. Keeps only the first unexpected ones."""
 
     answers: dict[str, dict[str, int]] = field(default_factory=dict)
     num_unexpected: int = 0
@@ -73,7 +73,7 @@ class Tally:
 
 
 def judge(request: SoakRequest, answer: SoakAnswer) -> str | None:
-    """Why an answer is not as expected; None if it is. A client that leaves may see nothing, or a reply that begins."""
+    """Says why an answer is unexpected; None if it is not. A client that leaves may see no reply, or part of one."""
     if answer.has_left and answer.status == 0:
         return answer.problem or None
     if answer.status not in request.expected:
@@ -85,8 +85,7 @@ def judge(request: SoakRequest, answer: SoakAnswer) -> str | None:
 
 
 def allowances(rss_mib: float) -> dict[str, float]:
-    """By resource: how much more it may be in the end. What requests hold, and the GPU's memory, may not grow,
-    not by a byte."""
+    """How much each resource may grow. What requests hold, and GPU memory, may not grow by a single byte."""
     return {
         SERVER: rss_mib * MIB,
         ENGINE: rss_mib * MIB,
@@ -106,15 +105,15 @@ def judge_resources(
     *,
     is_gpu_shared: bool = False,
 ) -> list[ResourceVerdict]:
-    """`start` are the figures before the first request, `idle` those of the idle moments after warm-up. Resources that
-    the server does not tell are left out; those that requests hold must be 0 in every idle moment. What is in use on a
-    device that others use does not count."""
+    """Judges each resource from the figures before the first request (`start`) and at the idle moments after warm-up
+    (`idle`). Unknown resources are left out. Resources that requests hold must be 0 at every idle moment. On a shared
+    GPU, the memory of the whole device does not count."""
     found = []
     for name, allowance in allowances(rss_mib).items():
         values = [figures[name] for figures in idle if name in figures]
         if not values:
             continue
-        if name == JOBS:  # each may keep some memory, and there may be more of them than at first
+        if name == JOBS:  # each may keep some memory, and their number may have grown
             allowance = JOB_MIB * MIB * max(figures.get(PROCESSES, 0.0) for figures in idle)
         peak = max(peaks.get(name, 0.0), *values)
         counts = len(values) >= LEAST_SAMPLES and not (name == GPU and is_gpu_shared)
