@@ -18,7 +18,7 @@ def test_it_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Captur
     flags = ["--ranks", "2", "--rows", "1,7", "--width", "33", "--rounds", "1", "--device", "cpu"]
     assert main(["bench", "allreduce", *flags, "--json", str(report)]) == 0
     told = capsys.readouterr()
-    assert "us in a graph" in told.out and "backend=gloo" in told.out
+    assert "graph us" in told.out and "backend=gloo" in told.out
     assert "2 ranks on cpu" in told.err and "7 rows, gloo" in told.err
     written = json.loads(report.read_text())
     found = [(line["rows"], line["nbytes"], line["algorithm"]) for line in written["lines"]]

@@ -303,8 +303,8 @@ def test_any_server_with_the_chat_route_can_be_asked() -> None:
         (401, "", r"http://127\.0\.0\.1:\d+ asks for a key \(HTTP 401\); .*--api-key or OPENAI_API_KEY"),
         (401, "wrong", r"refuses the given key \(HTTP 401\)"),
         (403, "wrong", r"refuses the given key \(HTTP 403\)"),
-        (404, "", r"does not say which model it has \(HTTP 404 from /v1/models\); name one \(--model\)"),
-        (200, "", r"does not say which model it has; name one \(--model\)"),
+        (404, "", r"does not say which model it serves \(HTTP 404 from /v1/models\); name one \(--model\)"),
+        (200, "", r"does not say which model it serves; name one \(--model\)"),
     ],
 )
 def test_a_server_that_names_no_model_is_quoted(status: int, key: str, message: str) -> None:

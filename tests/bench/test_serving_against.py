@@ -112,7 +112,7 @@ def test_the_seed_repeats_the_content_but_not_that_of_the_warm_up() -> None:
     assert sorted(early[NUM_PROMPTS:]) == sorted(late[NUM_PROMPTS:])
     assert not set(early[:NUM_PROMPTS]) & set(late[:NUM_PROMPTS])
     assert runs[0].warnings == [] and runs[0].runs[0].environment["content"] == runs[1].runs[1].environment["content"]
-    assert [line.split(" had")[0] for line in runs[1].warnings] == ["WARM CACHE: a", "WARM CACHE: b"]
+    assert [line.split(" already")[0] for line in runs[1].warnings] == ["WARM CACHE: a", "WARM CACHE: b"]
     assert len({round_seed(seed, number) for seed in range(9) for number in range(9)}) == 81
 
 
@@ -197,7 +197,7 @@ def test_a_server_that_is_not_there_is_named_before_anything_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, r"asks for a key \(HTTP 401\); .*--against-api-key"), (404, "which model it has")]
+    ("status", "message"), [(401, r"asks for a key \(HTTP 401\); .*--against-api-key"), (404, "which model it serves")]
 )
 def test_a_server_that_does_not_let_in_or_name_a_model_is_named(status: int, message: str) -> None:
     async def refuse(asked: Asked) -> Reply:

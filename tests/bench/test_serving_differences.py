@@ -109,7 +109,7 @@ def test_results_of_other_benchmarks_are_compared_as_far_as_they_tell(tmp_path: 
     told |= {"burstiness": 1.0, "model_id": "m", "completed": 40, "total_input_tokens": 90 * 40}
     (tmp_path / "x.json").write_text(json.dumps(told))
     lines = differences(load(str(tmp_path / "x.json")), result())
-    assert lines[0].startswith("NOT COMPARABLE IN FULL") and len(lines) == 3
+    assert lines[0].startswith("NOT FULLY COMPARABLE") and len(lines) == 3
     assert lines[1:3] == ["UNEQUAL: backend was vllm, is openai-chat", "UNEQUAL: max_concurrency was 4, is 2"]
 
 

@@ -102,14 +102,14 @@ def test_the_command_takes_a_file_of_loads(loads: LoadsSettings, capsys: pytest.
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n- b\n", "must have a name for each load"),
-        ("", "must have a name for each load"),
-        ("a: 7\n", "must have a name for each load"),
+        ("- a\n- b\n", "must map the name of each load to its flags"),
+        ("", "must map the name of each load to its flags"),
+        ("a: 7\n", "must map the name of each load to its flags"),
         ("a: [", "is not YAML"),
-        ("a: {speed: 7}\n", "the load 'a' has speed, which is no flag"),
-        ("a: {seed: 7}\n", "the load 'a' has seed, which is no flag"),
-        ("a: {num-prompts: many}\n", r"the load 'a' has num-prompts: 'many'; it must be of the type int"),
-        ("a: {num-prompts: true}\n", r"the load 'a' has num-prompts: True; it must be of the type int"),
+        ("a: {speed: 7}\n", "the load 'a' has speed, which is not a flag"),
+        ("a: {seed: 7}\n", "the load 'a' has seed, which is not a flag"),
+        ("a: {num-prompts: many}\n", r"the load 'a' has num-prompts: 'many'; the value must be of type int"),
+        ("a: {num-prompts: true}\n", r"the load 'a' has num-prompts: True; the value must be of type int"),
         ("a: {num-prompts: 0}\n", "the load 'a': num_prompts is 0; it must be at least 1"),
     ],
 )

@@ -276,7 +276,7 @@ def test_a_server_that_fails_is_given_up_and_told_of(tmp_path: Path) -> None:
         code, text = run_soak(minutes=BOUND_MINUTES, url=server.url, json=str(tmp_path / "x.json"))
     saved = json.loads((tmp_path / "x.json").read_text())
     assert code == 1 and not saved["is_clean"] and saved["num_unexpected"] > 100
-    assert "answered with 500, expected 200" in text and "something was found" in text
+    assert "answered with 500, expected 200" in text and "problems found" in text
 
 
 def test_a_soak_that_is_stopped_has_the_report_so_far() -> None:
@@ -325,4 +325,4 @@ def test_the_server_of_the_bundled_model_passes(tmp_path: Path) -> None:
     assert saved["requests"] >= 4 and saved["answers"] and saved["health_largest_ms"] > 0
     told = {one["name"] for one in saved["resources"]}
     assert told == {*QUIET, held.JOBS, held.PROCESSES, held.RUNNING, held.WAITING}
-    assert "nothing was found" in text
+    assert "no problems found" in text

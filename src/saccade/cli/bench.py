@@ -174,7 +174,7 @@ def _allreduce(flags: Namespace) -> int:
     from saccade.bench.passes.allreduce import run_allreduce_bench  # imports torch
 
     bench, console = _measured(run_allreduce_bench, settings_from(flags, AllReduceBenchSettings)), Output()
-    table = Table("rows", "KiB", "algorithm", "us in a graph", "us without one", "chosen", "correct")
+    table = Table("rows", "KiB", "algorithm", "graph us", "eager us", "chosen", "correct")
     for line in bench.lines:
         figures = (f"{line.graph_us:.1f}", f"{line.eager_us:.1f}")
         marks = ("yes" if line.is_taken else "", "yes" if line.is_right else "NO")
