@@ -152,7 +152,7 @@ def test_blocks_are_coded_by_rows_and_columns(school: Class) -> None:
 
 def test_two_questions_at_once_get_two_answers(school: Class) -> None:
     torch.manual_seed(14)
-    _, facts = school.studio.shapes(1500, 96, 96)
+    facts = school.studio.arrange(1500, 96, 96, torch.ones(1500, 3))
     [turn] = ask_shapes(facts, 5)
     seen = set()
     for i in range(1500):
@@ -390,7 +390,7 @@ def test_a_guide_learns_from_marked_rows_alone(school: Class) -> None:
 def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
     def share(counting: float) -> float:
         torch.manual_seed(8)
-        _, facts = school.studio.shapes(600, 96, 128)
+        facts = school.studio.arrange(600, 96, 128, torch.ones(600, 3))
         [turn] = ask_shapes(facts, 5, counting=counting)
         return float(sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600)
 
@@ -400,7 +400,7 @@ def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
 def test_two_things_are_asked_and_pictures_described_as_often_as_is_asked_for(school: Class) -> None:
     def share(longer: float) -> float:
         torch.manual_seed(8)
-        _, facts = school.studio.shapes(600, 96, 128)
+        facts = school.studio.arrange(600, 96, 128, torch.ones(600, 3))
         [turn] = ask_shapes(facts, 5, longer=longer)
         return float(sum(KINDS[kind] in LONGER for kind in turn.kind.tolist()) / 600)
 
