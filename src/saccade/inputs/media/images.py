@@ -43,12 +43,14 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
-    Qwen's processors. Frame limits apply to a video as sent; `max_request_pixels` is for all images together."""
+    Qwen's processors. Frame limits apply to a video as sent, `max_video_bytes` to a video file, `max_request_pixels` to
+    all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
     max_aspect: float = 200.0
     max_frames: int = 768
+    max_video_bytes: int = 64 * 2**20
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
     max_videos: int = 16

@@ -72,6 +72,7 @@ class MediaSettings:
         counts = self.counts()
         return ImageLimits(
             max_bytes=self.max_image_bytes,
+            max_video_bytes=self.max_fetch_bytes,
             max_frames=self.max_video_frames,
             max_images=counts["image"],
             max_videos=counts["video"],
