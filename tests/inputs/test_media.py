@@ -343,6 +343,9 @@ class TestVideos:
         assert sources(after) == [jpegs] and read_messages(after).media[0].fps == 2
         assert self.load(sources(after)[0])[0].shape == (3, 8, 12, 3)
         assert refusal(message(part), max_video_frames=2).status == 413
+        num_bytes = sum(map(len, jpegs))
+        assert sources(resolve(message(part), max_fetch_bytes=num_bytes)) == [jpegs]
+        assert refusal(message(part), max_fetch_bytes=num_bytes - 1).status == 413
 
     def test_files_come_as_bytes(self) -> None:
         data = animation(3, "GIF")

@@ -210,9 +210,14 @@ def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
 def _read_frames(url: str, limits: ImageLimits) -> list[bytes]:
     head, _, body = url.partition(",")
     check_frames(body.count(",") + 1, limits)
-    if len(body) * 3 // 4 > limits.max_bytes + 4 * limits.max_frames:
-        raise too_large("the video", limits.max_bytes)
-    return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
+    frames: list[bytes] = []
+    left = limits.max_bytes
+    for text in body.split(","):
+        frames.append(read_data_url(f"{head},{text}", limits))
+        left -= len(frames[-1])
+        if left < 0:
+            raise too_large("the video", limits.max_bytes)
+    return frames
 
 
 def _file_path(url: str) -> bytes:
