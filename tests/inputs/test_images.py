@@ -12,7 +12,7 @@ from PIL import Image, ImageCms, ImageFilter
 
 from saccade.errors import RequestError
 from saccade.inputs.media.headers import read_header
-from saccade.inputs.media.images import ImageLimits, digest_file, digest_pixels, load_image
+from saccade.inputs.media.images import ImageLimits, digest_file, digest_pixels, load_image, read_data_url
 from saccade.inputs.text.chat_messages import MediaRef
 
 LIMITS = ImageLimits()
@@ -298,6 +298,20 @@ def test_data_urls() -> None:
         assert refusal(url).code == "image_invalid"
     assert "base64 data URL" in str(refusal("https://example.com/cat.png"))
     assert refusal("data:image/png;base64," + "A" * 200, ImageLimits(max_bytes=100)).code == "image_too_large"
+
+
+def test_the_limit_of_a_data_url_counts_decoded_bytes() -> None:
+    data = encode(photo(np.random.default_rng(14), 40, 50), "PNG")
+    text = base64.b64encode(data).decode()
+    wrapped = "\r\n".join(text[i : i + 60] for i in range(0, len(text), 60))
+    escaped = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+    for body in (text, text.rstrip("="), wrapped, escaped):
+        url = f"data:image/png;base64,{body}"
+        assert read_data_url(url, ImageLimits(max_bytes=len(data))) == data
+        error = refusal(url, ImageLimits(max_bytes=len(data) - 1))
+        assert error.code == "image_too_large" and f"has {len(data)} bytes" in str(error)
+    mostly_breaks = "data:image/png;base64," + "\n" * 3000 + "QUJD"
+    assert refusal(mostly_breaks, ImageLimits(max_bytes=1000)).status == 413
 
 
 def test_a_string_never_opens_a_file(tmp_path: Path) -> None:

@@ -343,6 +343,9 @@ class TestVideos:
         assert sources(after) == [jpegs] and read_messages(after).media[0].fps == 2
         assert self.load(sources(after)[0])[0].shape == (3, 8, 12, 3)
         assert refusal(message(part), max_video_frames=2).status == 413
+        num_bytes = sum(map(len, jpegs))
+        assert sources(resolve(message(part), max_fetch_bytes=num_bytes)) == [jpegs]
+        assert refusal(message(part), max_fetch_bytes=num_bytes - 1).status == 413
 
     def test_files_come_as_bytes(self) -> None:
         data = animation(3, "GIF")
@@ -354,6 +357,15 @@ class TestVideos:
         assert self.load(tmp_path / "a.gif")[0].shape == (3, 16, 32, 3)
         with pytest.raises(RequestError, match="the video file cannot be read"):
             self.load(tmp_path / "b.gif")
+
+    def test_a_video_file_with_too_many_bytes_is_refused(self, tmp_path: Path) -> None:
+        data = animation(3, "GIF")
+        (tmp_path / "a.gif").write_bytes(data)
+        assert self.load(tmp_path / "a.gif", max_video_bytes=len(data), max_bytes=1)[0].shape == (3, 16, 32, 3)
+        with pytest.raises(RequestError, match=f"more than {len(data) - 1} bytes") as caught:
+            self.load(tmp_path / "a.gif", max_video_bytes=len(data) - 1)
+        assert (caught.value.status, caught.value.code) == (413, "video_too_large")
+        assert MediaSettings(max_fetch_bytes=77).limits().max_video_bytes == 77
 
     @pytest.mark.parametrize("format_", ["GIF", "WEBP"])
     def test_animations_are_videos(self, format_: str) -> None:

@@ -102,6 +102,34 @@ def test_new_files_are_used_by_new_connections(made: Path, folder: Path, caplog:
     asyncio.run(run())
 
 
+def test_a_problem_is_logged_when_it_begins_changes_and_ends(
+    made: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="saccade.server.http.tls")
+    files, certificate, away = TlsFiles(settings(folder)), folder / "server.pem", folder / "away.pem"
+
+    def logged() -> list[str]:
+        caplog.clear()
+        for _ in range(3):
+            files.refresh()
+        return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+    certificate.rename(away)
+    (gone,) = logged()
+    assert gone.startswith("WARNING") and f"{certificate}: No such file" in gone
+    assert logged() == []
+    certificate.write_text("garbage")
+    (broken,) = logged()
+    assert broken.startswith("WARNING") and "cannot use the TLS files" in broken
+    assert logged() == []
+    away.replace(certificate)
+    assert logged() == ["INFO the TLS files are again those in use"]
+    certificate.unlink()
+    assert len(logged()) == 1, "it began again"
+    use(made, folder, "second")
+    assert logged() == ["INFO the TLS files changed; new connections use them"]
+
+
 async def is_let_in(port: int, made: Path, name: str | None) -> bool:
     try:
         return await greet(port, made / "first.pem", None if name is None else made / f"{name}.pem") == b"hello"

@@ -43,12 +43,14 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
-    Qwen's processors. Frame limits apply to a video as sent; `max_request_pixels` is for all images together."""
+    Qwen's processors. Frame limits apply to a video as sent, `max_video_bytes` to a video file, `max_request_pixels` to
+    all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
     max_aspect: float = 200.0
     max_frames: int = 768
+    max_video_bytes: int = 64 * 2**20
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
     max_videos: int = 16
@@ -139,15 +141,19 @@ def _measure_array(array: npt.NDArray[Any], limits: ImageLimits) -> MeasuredImag
 
 
 def read_data_url(url: str, limits: ImageLimits) -> bytes:
-    """The bytes of a base64 data URL. The size limit is checked before decoding."""
+    """The bytes of a base64 data URL. The size limit is checked before decoding. Line breaks and percent escapes do not
+    count, but may at most double the text."""
     head, comma, body = url.partition(",")
     if not head[:5].lower() == "data:":
         raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)")
     if not comma or not head.rstrip().lower().endswith(";base64"):
         raise _invalid("a data URL must be base64 encoded (data:image/...;base64,...)")
-    check_bytes(len(body) * 3 // 4 - 2, limits)
+    if len(body) * 3 // 4 - 2 > 2 * limits.max_bytes:
+        check_bytes(len(body) * 3 // 4 - 2, limits)
+    text = _unwrap(body)
+    check_bytes(len(text) * 3 // 4 - text[-2:].count("="), limits)
     try:
-        return pybase64.b64decode(_unwrap(body), validate=True)
+        return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _invalid("the data URL is not valid base64") from None
 

@@ -72,6 +72,7 @@ class MediaSettings:
         counts = self.counts()
         return ImageLimits(
             max_bytes=self.max_image_bytes,
+            max_video_bytes=self.max_fetch_bytes,
             max_frames=self.max_video_frames,
             max_images=counts["image"],
             max_videos=counts["video"],
@@ -209,9 +210,14 @@ def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
 def _read_frames(url: str, limits: ImageLimits) -> list[bytes]:
     head, _, body = url.partition(",")
     check_frames(body.count(",") + 1, limits)
-    if len(body) * 3 // 4 > limits.max_bytes + 4 * limits.max_frames:
-        raise too_large("the video", limits.max_bytes)
-    return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
+    frames: list[bytes] = []
+    left = limits.max_bytes
+    for text in body.split(","):
+        frames.append(read_data_url(f"{head},{text}", limits))
+        left -= len(frames[-1])
+        if left < 0:
+            raise too_large("the video", limits.max_bytes)
+    return frames
 
 
 def _file_path(url: str) -> bytes:

@@ -50,7 +50,7 @@ def load_video(
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
     if isinstance(video, os.PathLike):
-        video = _read_file(Path(video))
+        video = _read_file(Path(video), limits)
     if isinstance(video, bytes | bytearray | memoryview):
         video = Video(*decode_video(bytes(video), limits, allowance, new))
     if not isinstance(video, Video):
@@ -126,8 +126,13 @@ def _split_frames(url: str, limits: ImageLimits) -> list[bytes]:
     return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, limits: ImageLimits) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(limits.max_video_bytes + 1)
     except OSError:
         raise invalid_video("the video file cannot be read") from None
+    if len(data) > limits.max_video_bytes:
+        message = f"the video file has more than {limits.max_video_bytes} bytes, which is the limit: cut or compress it"
+        raise RequestError(message, code="video_too_large", status=413)
+    return data

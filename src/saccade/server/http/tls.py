@@ -27,32 +27,41 @@ class TlsFiles:
         self._settings = settings
         names = (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
         self._files = [Path(name) for name in names if name]
-        self._stamps = self._look()
+        self._stamps = self._look()  # of the files in use
+        self._problem = ""  # why the present files cannot be used
         self._current = self._read()
         self.context = self._read()
         self.context.sni_callback = self._use_current  # called for every handshake, even without a name
 
     async def watch(self) -> None:
-        """Reloads the files whenever they change. If they cannot be used, logs that and keeps the old ones."""
+        """Reloads the files whenever they change. While they cannot be used, the old ones stay in use."""
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> bool:
         """Returns whether new files were loaded. While files are replaced one by one they do not match for a moment;
-        the next change loads them."""
+        a later call loads them. A problem is logged when it begins and when it becomes another one."""
         try:
             stamps = self._look()
-            if stamps == self._stamps:
-                return False
-            self._stamps = stamps
-            self._current = self._read()
+            has_changed = stamps != self._stamps
+            if has_changed:
+                self._current = self._read()
+                self._stamps = stamps
         except (OSError, ConfigError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            _log.warning("the TLS files changed and cannot be used (%s); the old certificate stays in use", why)
+            self._note_problem(_problem(error))
             return False
-        _log.info("the TLS files changed; new connections use them")
-        return True
+        if has_changed:
+            _log.info("the TLS files changed; new connections use them")
+        elif self._problem:
+            _log.info("the TLS files are again those in use")
+        self._problem = ""
+        return has_changed
+
+    def _note_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            _log.warning("the TLS files cannot be used (%s); the old certificate stays in use", problem)
+        self._problem = problem
 
     def _use_current(self, link: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
         link.context = self._current
@@ -83,6 +92,12 @@ class TlsFiles:
 def _no_password() -> str:
     """Without this, OpenSSL would prompt on the terminal."""
     raise ConfigError("the TLS key has a password; use one without, readable only by the server (--ssl-keyfile)")
+
+
+def _problem(error: OSError | ConfigError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _why(error: OSError) -> str:
