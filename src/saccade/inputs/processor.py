@@ -285,7 +285,7 @@ class Processor:
         num_tokens = sum(item.num_tokens for item in sized)
         media: list[Media] = []
         for item in sized:
-            allowance.go_on()
+            allowance.check_cancelled()
             media.append(self._load(item, allowance))
             num_tokens += media[-1].plan.num_tokens - item.num_tokens
             allowance.check_tokens(num_tokens, "the images and videos alone have", param)

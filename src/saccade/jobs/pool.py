@@ -75,14 +75,14 @@ class Pool:
         cost_s: float = 0.0,
         caller: str = "",
         hold: Callable[[int], None] = lambda num_bytes: None,
-        go_on: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> JobOutput:
-        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `go_on` are as in an
+        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `check_cancelled` are as in an
         Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError or a
         ProcessLostError."""
-        process = self._take(_Waiting(caller, cost_s), go_on)
+        process = self._take(_Waiting(caller, cost_s), check_cancelled)
         try:
-            output = process.run(words, data, limits, hold, go_on)
+            output = process.run(words, data, limits, hold, check_cancelled)
         finally:
             self._give_back(process)
         return output
@@ -125,7 +125,7 @@ class Pool:
             process.kill()
         self._keeper.join()
 
-    def _take(self, waiting: _Waiting, go_on: Callable[[], None]) -> PoolProcess:
+    def _take(self, waiting: _Waiting, check_cancelled: Callable[[], None]) -> PoolProcess:
         with self._lock:
             if self._is_closed:
                 raise PoolClosedError("the server is shutting down")
@@ -134,7 +134,7 @@ class Pool:
             self._dispatch()
         try:
             while not waiting.ready.wait(LINE_POLL_S):
-                go_on()
+                check_cancelled()
         except BaseException:
             self._forget(waiting)
             raise
