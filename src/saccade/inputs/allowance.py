@@ -24,7 +24,7 @@ class Allowance:
     hold: Callable[[int], None] = lambda num_bytes: None  # before memory is used; raises a client error if it is short
     check_cancelled: Callable[[], None] = lambda: None  # between pieces of work; raises StopWorkError if nobody is waiting
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext  # while another process does the work
-    beside: Callable[[Callable[[], Any]], Future[Any]] | None = None  # runs work in another thread
+    submit: Callable[[Callable[[], Any]], Future[Any]] | None = None  # runs work in another thread
     caller: str = ""  # where prompts queue, callers take turns
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:

@@ -269,7 +269,7 @@ class PromptRoute(ABC, Generic[R]):
             hold=place.hold,
             check_cancelled=place.check_cancelled,
             waiting=partial(self.service.workers.waiting, place.caller),
-            beside=self.service.workers.beside_media,
+            submit=self.service.workers.submit_parallel,
             caller=place.caller,
         )
         try:
