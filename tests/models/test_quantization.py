@@ -162,7 +162,7 @@ def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("config", "met"),
+    ("config", "problem"),
     [
         ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
         ({"quant_method": "fp8", "weight_block_size": None}, "weight_block_size null"),
@@ -176,11 +176,11 @@ def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path)
         ({}, "quant_method 'unknown'"),
     ],
 )
-def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
+def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, problem: str) -> None:
     made, _ = loaded("qwen3")
     values = tiny.config_of(made.folder) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=f"quantised with {met} .*not supported; supported: fp8 with e4m3"):
+    with pytest.raises(ConfigError, match=f"quantised with {problem} .*not supported; supported: fp8 with e4m3"):
         load_model(tmp_path, load_format="dummy")
 
 
