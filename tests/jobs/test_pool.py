@@ -217,7 +217,11 @@ def test_small_jobs_do_not_wait_behind_large_ones() -> None:
 
         with pytest.raises(StopWorkError):
             pool.run(
-                b"spin", (b"",), JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0), cost_s=9.0, check_cancelled=check_cancelled
+                b"spin",
+                (b"",),
+                JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
+                cost_s=9.0,
+                check_cancelled=check_cancelled,
             )
         order.append("large")
 

@@ -18,7 +18,7 @@ from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
 
 LINE_POLL_S = 0.5  # how often a waiting job checks that its client is still there; hundreds may be waiting
 SMALL_S = 0.25  # estimated seconds up to which a job is small
-LEAST_COST_S = 0.001  # of a job, between callers
+MIN_COST_S = 0.001  # of a job, between callers
 CLOSE_S = 5.0
 PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its estimated cost
 
@@ -129,7 +129,7 @@ class Pool:
         with self._lock:
             if self._is_closed:
                 raise PoolClosedError("the server is shutting down")
-            cost = max(waiting.cost_s, LEAST_COST_S)
+            cost = max(waiting.cost_s, MIN_COST_S)
             self._line_of(waiting).put(waiting.caller, waiting, cost=cost, rank=waiting.rank)
             self._dispatch()
         try:

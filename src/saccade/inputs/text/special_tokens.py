@@ -101,7 +101,9 @@ class SpecialTokenGuard:
         marks = list(accumulate(map(len, pieces[:-1:2])))  # positions of the marks, as offsets into the text
         mark_positions = set(zip(pieces[1::2], marks, strict=True))
         matches = self._guarded.all_tokens.finditer(text)
-        return plain_segments(text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, mark_positions)))
+        return plain_segments(
+            text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, mark_positions))
+        )
 
     def _is_marked_tag(self, match: re.Match[str], mark_positions: set[tuple[str, int]]) -> bool:
         is_closing = match.group().startswith("</")
