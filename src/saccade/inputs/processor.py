@@ -118,7 +118,7 @@ class Processor:
             pool=pool,
         )
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Makes and drops a text prompt and, if the model takes images, an image prompt, so that no request pays for
         what is built on first use. Ignores errors: other checks report them."""
         contents: list[Any] = ["Hello"]

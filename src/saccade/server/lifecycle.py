@@ -107,7 +107,7 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
         processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
-    await asyncio.to_thread(processor.rehearse)
+    await asyncio.to_thread(processor.warm_up)
     return PreparedModel(folder, processor, defaults)
 
 
