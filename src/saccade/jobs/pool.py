@@ -77,9 +77,9 @@ class Pool:
         hold: Callable[[int], None] = lambda num_bytes: None,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> JobOutput:
-        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `check_cancelled` are as in an
-        Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError or a
-        ProcessLostError."""
+        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `check_cancelled`
+        are as in an Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError
+        or a ProcessLostError."""
         process = self._take(_Waiting(caller, cost_s), check_cancelled)
         try:
             output = process.run(words, data, limits, hold, check_cancelled)

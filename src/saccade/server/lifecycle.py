@@ -154,7 +154,7 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
         try:
             engine = await start(service, replace(plan, spare=None), stages)
         except (SaccadeError, OSError) as error:
-            _log.error("the engine could not be started again: %s", error)
+            _log.error("the engine could not be restarted: %s", error)
         else:
             back_off.note_ready()
             return engine
