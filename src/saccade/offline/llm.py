@@ -20,7 +20,7 @@ from saccade.inputs.processor import Processor
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_model
-from saccade.offline.llm_inputs import list_params, list_prompts, list_conversations, read_prompt, read_conversation
+from saccade.offline.llm_inputs import list_conversations, list_params, list_prompts, read_conversation, read_prompt
 from saccade.offline.llm_pooling import (
     EmbeddingOutput,
     PoolingRequestOutput,

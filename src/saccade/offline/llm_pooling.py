@@ -8,7 +8,7 @@ from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.rank_prompts import Content, read_content
-from saccade.offline.llm_inputs import list_prompts, list_conversations, read_prompt, with_files
+from saccade.offline.llm_inputs import list_conversations, list_prompts, read_prompt, with_files
 
 T = TypeVar("T")
 
