@@ -24,7 +24,7 @@ RUN mkdir -p .cache/saccade .cache/huggingface
 ENV TRITON_CACHE_DIR=/home/saccade/.cache/saccade/triton
 
 EXPOSE 8000
-# /health tells whether the process has to be started again; /ready, whether requests should be sent to it.
+# /health tells whether the process has to be restarted; /ready, whether requests should be sent to it.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 \
     CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.getenv('SACCADE_PORT', '8000')}/health\", timeout=4)"]
 

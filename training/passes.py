@@ -40,7 +40,7 @@ class Passes:
         self.answers = torch.zeros((), dtype=torch.long, device=device)
         self.guidance = torch.ones((), device=device)
         """The weight of the guide's loss, which may change between replays."""
-        self.met: set[Key] = set()
+        self.seen: set[Key] = set()
         self.captured: dict[Key, torch.cuda.CUDAGraph] = {}
         self.parameters = [part for part in model.parameters() if part.requires_grad]
         self.parameters += guide.parameters() if guide is not None else ()
@@ -48,20 +48,20 @@ class Passes:
             parameter.grad = torch.zeros_like(parameter)
 
     def run(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> None:
-        if not self.met:
+        if not self.seen:
             self._compile(make(), weight, slot)
-        if key[0] not in {kind for kind, _ in self.met}:
+        if key[0] not in {kind for kind, _ in self.seen}:
             self._first(key, make, weight, slot)
         elif self._has_graph(key, make, weight, slot):
             self.captured[key].replay()
         else:
             self._eager(make(), weight, slot)
-        self.met.add(key)
+        self.seen.add(key)
 
     def _has_graph(self, key: Key, make: Callable[[], Batch], weight: float, slot: int) -> bool:
         """Whether there is a graph of this kind. The second batch of a kind is captured here. If that fails, for
         example because other programs use the memory, no further graphs are captured."""
-        if self.graphs and key in self.met and key not in self.captured:
+        if self.graphs and key in self.seen and key not in self.captured:
             try:
                 self._capture(key, make, weight, slot)
             except Exception as error:  # torch may raise anything, and a slow run is better than none

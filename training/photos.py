@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MOST_LEAVES = 28
+MAX_LEAVES = 28
 SCALES = (2, 3, 5, 9, 17, 33, 65)
 HALF = 0.5
 SKIN = ((0.98, 0.87, 0.77), (0.35, 0.2, 0.12))
@@ -92,7 +92,7 @@ def pile(canvas: Tensor, leaves: Leaves, shade: float = 0.2) -> Tensor:
 
 def foliage(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """Leaves that fill the picture, the large ones at the bottom, in similar colors. Most have a cloudy texture."""
-    shape = (batch, MOST_LEAVES)
+    shape = (batch, MAX_LEAVES)
     side = min(height, width)
     size = (0.7 * torch.rand(shape, device=device).pow(2) + 0.04).sort(dim=1, descending=True).values
     tone = torch.rand(batch, 1, 3, device=device)
@@ -103,7 +103,7 @@ def foliage(batch: int, height: int, width: int, device: torch.device) -> Tensor
         size * (0.15 + 0.85 * torch.rand(shape, device=device)),
         torch.rand(shape, device=device) * math.pi,
         torch.where(torch.rand(shape, device=device) < HALF, 2.0, 8.0),
-        torch.lerp(tone.expand(-1, MOST_LEAVES, -1), torch.rand(*shape, 3, device=device), 0.6),
+        torch.lerp(tone.expand(-1, MAX_LEAVES, -1), torch.rand(*shape, 3, device=device), 0.6),
     )
     made = pile(tone[:, 0, :, None, None].expand(-1, -1, height, width), leaves)
     rough = (rand(batch, 0, 1, device) - 0.3).clamp(min=0) * 1.4

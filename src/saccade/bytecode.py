@@ -19,17 +19,17 @@ from saccade.processes import end_with_input, end_with_parent, start_python
 
 # In import order. Packages that are not installed are skipped.
 PACKAGES = ("saccade", "numpy", "zmq", "msgspec", "torch", "triton", "cutlass", "tvm_ffi", "quack", "flash_attn")
-FEWEST_CORES = 8
-MOST_PROCESSES = 8
+MIN_CORES = 8
+MAX_PROCESSES = 8
 MODULE = "saccade.bytecode"
 
 
 def compile_if_new(environment: Mapping[str, str]) -> None:
     """Start the processes if this environment names a bytecode folder and the folder is empty."""
     folder, cores = environment.get(BYTECODE_FOLDER), os.cpu_count() or 1
-    if folder is None or cores < FEWEST_CORES or not Path(folder).is_dir() or any(Path(folder).iterdir()):
+    if folder is None or cores < MIN_CORES or not Path(folder).is_dir() or any(Path(folder).iterdir()):
         return
-    count = min(MOST_PROCESSES, cores // 2)
+    count = min(MAX_PROCESSES, cores // 2)
     with suppress(OSError):
         started = [start_python(MODULE, str(i), str(count), environment=environment) for i in range(count)]
         Thread(target=_reap, args=(started,), daemon=True).start()

@@ -119,6 +119,6 @@ def test_failed_requests_are_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gaps_without_number_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_interval, "MOST_VALUES", 10)
+    monkeypatch.setattr(serving_interval, "MAX_VALUES", 10)
     latencies = Latencies([float(value) for value in range(95)], [0] * 95)
     assert len(latencies.values) == 10 and latencies.values[-1] == 90

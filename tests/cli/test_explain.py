@@ -12,7 +12,7 @@ from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli import main
 from saccade.config import Tier
 from saccade.dry_run.blueprint import draw
-from saccade.dry_run.steps import dry_run, made_up_prompt
+from saccade.dry_run.steps import dry_run, synthetic_prompt
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.plans import plan_image
 from saccade.scheduling.buckets import vision_buckets
@@ -186,7 +186,7 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
         after, replayed = llm.executor.snapshots(), replays_by_graph(llm) - replayed_before
     texts = [length - plan.num_tokens for length, plan in zip(lengths, plans, strict=True)]
     prompts = [
-        made_up_prompt([plan], text, placeholders, str(i))
+        synthetic_prompt([plan], text, placeholders, str(i))
         for i, (plan, text) in enumerate(zip(plans, texts, strict=True))
     ]
     assert [len(prompt) for prompt in prompts] == lengths

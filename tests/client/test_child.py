@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from saccade.client.child import MOST_HEARD, Child
+from saccade.client.child import MAX_MESSAGES, Child
 from saccade.client.spare import Spare
 from saccade.wire.messages import REPLIES, EngineReply, Stage, encode
 from tests.server.fake import HANG_S
@@ -44,7 +44,7 @@ def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool
 
 
 def test_messages_beyond_one_batch_are_all_read(spare: Spare) -> None:
-    said = [Stage(str(i)) for i in range(3 * MOST_HEARD + 1)]
+    said = [Stage(str(i)) for i in range(3 * MAX_MESSAGES + 1)]
     assert heard(spare, [encode(message) for message in said], lambda found: len(found) == len(said)) == said
 
 

@@ -177,7 +177,7 @@ def test_only_streams_of_the_engine_that_died_fail_and_it_is_replaced(run: Calla
         num_lost = len(lost.running)
         lost.is_dead.set()
         await until(lambda: bool(replicas.degraded))
-        assert "replica 1 of 3 is down; it is being started again" in replicas.degraded
+        assert "replica 1 of 3 is down; it is being restarted" in replicas.degraded
         for engine in rig.started:
             engine.may_end.set()
         ends = await asyncio.gather(*(anext(source) for source in sources), return_exceptions=True)
@@ -209,7 +209,7 @@ def test_requests_are_refused_until_an_engine_is_up_again(run: Callable[..., Non
             engine.is_dead.set()
         await until(lambda: len(replicas.degraded) == 2)
         assert replicas.is_alive
-        with pytest.raises(CapacityError, match="started again"):
+        with pytest.raises(CapacityError, match="restarted"):
             await answer(replicas, some_prompt())
         with pytest.raises(EngineDeadError):
             await replicas.reports()

@@ -59,7 +59,7 @@ def traffic(server: ServerProcess) -> Iterator[None]:
     """Another caller asks all the time; every answer is right, and so is /health."""
     is_over, answers = threading.Event(), list[str]()
 
-    def go_on() -> None:
+    def ask_all_the_time() -> None:
         with server.client(headers=ALICE) as client:
             while not is_over.is_set() or len(answers) < 2:
                 assert client.get("/health").json() == {"status": "ok"}
@@ -68,7 +68,7 @@ def traffic(server: ServerProcess) -> Iterator[None]:
                 answers.append(reply.json()["choices"][0]["message"]["content"])
 
     with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(go_on)
+        asking = threads.submit(ask_all_the_time)
         try:
             yield
         finally:

@@ -162,7 +162,7 @@ def test_an_engine_that_died_is_started_again(checkpoint: Path, tmp_path: Path) 
         os.kill(first, signal.SIGKILL)
         stream.join(END_S)
         assert stream.events[-2]["error"]["code"] == "engine_dead"
-        assert "started again" in stream.events[-2]["error"]["message"]
+        assert "restarted" in stream.events[-2]["error"]["message"]
         wait_for(lambda: client.get("/health").json()["status"] == "degraded")
         refused = client.post("/v1/chat/completions", json={"messages": HELLO})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "starting"

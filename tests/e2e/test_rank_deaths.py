@@ -48,7 +48,7 @@ def test_a_rank_that_is_killed_or_stopped(
         os.kill(pids[1], number)
         stream.join(END_S)
         assert time.monotonic() - begun < WATCHDOG_S + 30, "on a busy machine"
-        told = f"the engine died: {reason}; its requests are lost, and it must be started again"
+        told = f"the engine died: {reason}; its requests are lost, and it must be restarted"
         assert stream.events[-1] == "[DONE]"
         assert stream.events[-2]["error"] == {
             "message": told,

@@ -40,14 +40,14 @@ def test_a_stream_ends_at_a_stop_string_and_holds_back_no_more_text_than_needed(
     output, shown, whole = stream(stops), "", ""
     for token in tokens:
         whole += LETTERS[token]
-        text, met = output.take(update(token))
+        text, stop_reason = output.take(update(token))
         shown += text
         found = [(whole.find(stop), stop) for stop in stops if stop in whole]
         if found:
-            assert (met, shown) == (min(found)[1], whole[: min(found)[0]])
+            assert (stop_reason, shown) == (min(found)[1], whole[: min(found)[0]])
             return
         held = whole.removeprefix(shown)
-        assert met is None and whole.startswith(shown)
+        assert stop_reason is None and whole.startswith(shown)
         assert not held or any(stop.startswith(held) for stop in stops), "no stop string begins like this"
     assert not any(stop in whole for stop in stops)
 
@@ -63,13 +63,13 @@ def test_a_stop_string_before_min_tokens_ends_the_text_at_min_tokens(
     output, shown, whole = stream(stops, min_tokens=least), "", ""
     for count, token in enumerate(tokens, start=1):
         whole += LETTERS[token]
-        text, met = output.take(update(token))
+        text, stop_reason = output.take(update(token))
         shown += text
         found = [(whole.find(stop), stop) for stop in stops if stop in whole]
         if count < least or not found:
-            assert met is None and whole.startswith(shown)
+            assert stop_reason is None and whole.startswith(shown)
             continue
-        assert met in stops and output.output.finish_reason == "stop" and output.output.text == shown
+        assert stop_reason in stops and output.output.finish_reason == "stop" and output.output.text == shown
         assert shown == (whole if count == least else whole[: min(found)[0]])
         return
 

@@ -816,7 +816,7 @@ def storm_request(name: str, rng: random.Random) -> Request:
 
 def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_starts_again() -> None:
     """Preempted between launch and commit, it no longer holds the rows. The token sampled from them is dropped."""
-    met = 0
+    num_cases = 0
     for num_blocks in range(9, 14):
         for num_steps in range(6):
             loop = make_loop(LIMITS, num_blocks=num_blocks, has_prefix=False)
@@ -834,10 +834,10 @@ def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_starts_again() -> 
             loop.flights.append((plan, loop.device.run(plan, loop.requests, ["a"])))
             if "b" not in loop.launch().preempted:
                 continue
-            met += 1
+            num_cases += 1
             loop.land()
             assert loop.requests["b"].output_ids == []
-    assert met, "no case was found; choose other sizes"
+    assert num_cases, "no case was found; choose other sizes"
 
 
 def test_statistics() -> None:

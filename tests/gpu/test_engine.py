@@ -52,7 +52,7 @@ DEVICE, DTYPE = "cuda", torch.bfloat16
 SIZES = Sizes()
 NUM_REQUESTS = int(os.environ.get("SACCADE_TEST_REQUESTS", "200"))
 WATCHED_S = float(os.environ.get("SACCADE_TEST_SECONDS", "20"))
-LONGEST_PROMPT, LONGEST_OUTPUT, LONGEST_SIDE = 1500, 24, 700
+MAX_PROMPT, MAX_OUTPUT, MAX_SIDE = 1500, 24, 700
 MIB = 2**20
 
 
@@ -62,10 +62,10 @@ def mixed_jobs(runner: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
     jobs = []
     for i in range(count):
         num_images = int(rng.choice([0, 0, 0, 0, 1, 2]))
-        longest = LONGEST_PROMPT // 3 if num_images else LONGEST_PROMPT
+        longest = MAX_PROMPT // 3 if num_images else MAX_PROMPT
         num_tokens = 1 if i % 17 == 0 else int(rng.integers(1, longest + 1))
-        prompt = random_prompt(runner, rng, num_tokens, num_images, LONGEST_SIDE)
-        params = greedy(int(rng.integers(1, LONGEST_OUTPUT + 1)), logprobs=20)
+        prompt = random_prompt(runner, rng, num_tokens, num_images, MAX_SIDE)
+        params = greedy(int(rng.integers(1, MAX_OUTPUT + 1)), logprobs=20)
         jobs.append(Job(int(rng.integers(0, max(count // 2, 1))), f"r{i}", prompt, params))
     return jobs
 
@@ -147,7 +147,7 @@ class Traffic:
             self.step(0)
 
     def _params(self) -> SamplingParams:
-        max_tokens = int(self.rng.integers(1, LONGEST_OUTPUT + 1))
+        max_tokens = int(self.rng.integers(1, MAX_OUTPUT + 1))
         kinds: list[Mapping[str, Any]] = [
             {"temperature": 0.0},
             {"temperature": 0.8, "top_p": 0.9, "top_k": 40},

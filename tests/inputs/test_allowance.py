@@ -108,12 +108,12 @@ def test_decoding_stops_when_the_client_leaves(made: Processor, monkeypatch: pyt
 
     monkeypatch.setattr(processor, "decode_image", decode)
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         if len(decoded) == 2:
             raise StopWorkError
 
     with pytest.raises(StopWorkError):
-        made.chat(image_messages(*[png(20, 20)] * 4), allowance=Allowance(go_on=go_on))
+        made.chat(image_messages(*[png(20, 20)] * 4), allowance=Allowance(check_cancelled=check_cancelled))
     assert len(decoded) == 2
 
 

@@ -28,7 +28,7 @@ def processors(folders: dict[str, Path]) -> dict[str, Processor]:
 
 
 @pytest.fixture
-def beside() -> Iterator[Submit]:
+def submit() -> Iterator[Submit]:
     with ThreadPoolExecutor(2) as threads:
         yield threads.submit
 
@@ -59,9 +59,9 @@ def turned(width: int, height: int) -> bytes:
     return encode(picture(width, height), "JPEG", exif=exif)
 
 
-def chat(processor: Processor, media: list[Any], beside: Submit | None, text: str = "What is it?") -> Prompt:
+def chat(processor: Processor, media: list[Any], submit: Submit | None, text: str = "What is it?") -> Prompt:
     content = [{"type": "text", "text": text}, *({"type": "image"} for _ in media)]
-    return processor.chat([{"role": "user", "content": content}], media=media, allowance=Allowance(beside=beside))
+    return processor.chat([{"role": "user", "content": content}], media=media, allowance=Allowance(submit=submit))
 
 
 def assert_same(found: Prompt, wanted: Prompt) -> None:
@@ -92,7 +92,7 @@ def test_prompts_are_the_same(family: str, name: str, submit: Submit, processors
 
 
 def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
-    processors: dict[str, Processor], beside: Submit, monkeypatch: pytest.MonkeyPatch
+    processors: dict[str, Processor], submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_encoded = threading.Event()
     tokenize = Tokenizer.encode
@@ -110,7 +110,7 @@ def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
     threads: list[threading.Thread] = []
     monkeypatch.setattr("saccade.inputs.processor.decode_image", slow_decode)
     monkeypatch.setattr(Tokenizer, "encode", note)
-    prompt = chat(processors["qwen3_vl"], MEDIA["a JPEG"], beside)
+    prompt = chat(processors["qwen3_vl"], MEDIA["a JPEG"], submit)
     assert len(prompt.media) == 1 and len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_image_is_reported_before_text_that_cannot_be_encoded(
 
 
 def test_early_work_has_ended_when_a_request_is_refused(
-    processors: dict[str, Processor], beside: Submit, monkeypatch: pytest.MonkeyPatch
+    processors: dict[str, Processor], submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Because its memory counts as free from then on."""
     has_begun, may_end, ended = threading.Event(), threading.Event(), list[bool]()
@@ -149,5 +149,5 @@ def test_early_work_has_ended_when_a_request_is_refused(
     monkeypatch.setattr(Tokenizer, "encode", slow)
     monkeypatch.setattr("saccade.inputs.processor.decode_image", fail)
     with pytest.raises(RequestError, match="damaged"):
-        chat(processors["qwen3_vl"], MEDIA["a JPEG"], beside)
+        chat(processors["qwen3_vl"], MEDIA["a JPEG"], submit)
     assert ended

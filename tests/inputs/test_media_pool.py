@@ -300,13 +300,13 @@ class TestLimits:
     def test_a_client_that_leaves_frees_its_process(self, pool: MediaPool) -> None:
         calls: list[int] = []
 
-        def go_on() -> None:
+        def check_cancelled() -> None:
             calls.append(1)
             raise StopWorkError
 
         with pytest.raises(StopWorkError):
             for _ in range(100):
-                pool.video(growing_gif([(2000, 2000)] * 40), LIMITS, Allowance(go_on=go_on))
+                pool.video(growing_gif([(2000, 2000)] * 40), LIMITS, Allowance(check_cancelled=check_cancelled))
         assert calls and pool.pool.num_busy == 0
 
     @pytest.mark.parametrize("result", [b"", b"\xc1", b"\x93\x01\x02\x03"])

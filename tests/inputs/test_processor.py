@@ -398,18 +398,18 @@ def test_a_folder_without_a_template(folders: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", [*VISION, "llama"])
-def test_a_rehearsal_makes_prompts_like_a_request(
+def test_a_warm_up_makes_prompts_like_a_request(
     folders: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = Processor.from_folder(folders[family])
     chat, made = processor.chat, []
     monkeypatch.setattr(processor, "chat", lambda *given, **how: made.append(chat(*given, **how)))
-    processor.rehearse()
+    processor.warm_up()
     assert [len(prompt.media) for prompt in made] == ([0, 1] if family in VISION else [0])
     processor.template = None
-    processor.rehearse()
+    processor.warm_up()
     monkeypatch.setattr(processor, "chat", lambda *given, **how: 1 // 0)
-    processor.rehearse()
+    processor.warm_up()
 
 
 def test_an_end_token_that_is_not_marked_special_stays_text_in_a_chat(tmp_path: Path) -> None:

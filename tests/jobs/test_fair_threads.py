@@ -135,7 +135,7 @@ def test_slots_are_given_in_turn() -> None:
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    while len(slots._line) < len(names):
+    while len(slots._queue) < len(names):
         pass
     slots.release()
     for thread in threads:

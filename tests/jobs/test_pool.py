@@ -189,13 +189,13 @@ def test_a_job_whose_client_left_is_killed(pool: Pool) -> None:
     old = int(ask(pool, "pid").words)
     checks: list[int] = []
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         checks.append(1)
         if len(checks) > 2:
             raise StopWorkError
 
     with pytest.raises(StopWorkError):
-        pool.run(b"spin", (b"",), LIMITS, go_on=go_on)
+        pool.run(b"spin", (b"",), LIMITS, check_cancelled=check_cancelled)
     assert works(pool) and not is_there(old)
 
 
@@ -211,13 +211,17 @@ def test_small_jobs_do_not_wait_behind_large_ones() -> None:
     pool, order, has_left = Pool(ODD, 2), [], threading.Event()
 
     def large() -> None:
-        def go_on() -> None:
+        def check_cancelled() -> None:
             if has_left.is_set():
                 raise StopWorkError
 
         with pytest.raises(StopWorkError):
             pool.run(
-                b"spin", (b"",), JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0), cost_s=9.0, go_on=go_on
+                b"spin",
+                (b"",),
+                JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
+                cost_s=9.0,
+                check_cancelled=check_cancelled,
             )
         order.append("large")
 
@@ -244,7 +248,7 @@ def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
     pool, order, may_end = Pool(ODD, 2), list[str](), threading.Event()
 
     def hold() -> None:
-        def go_on() -> None:
+        def check_cancelled() -> None:
             if may_end.is_set():
                 raise StopWorkError
 
@@ -255,7 +259,7 @@ def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
                 JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
                 cost_s=9.0,
                 caller="flood",
-                go_on=go_on,
+                check_cancelled=check_cancelled,
             )
 
     def ask_as(caller: str) -> None:

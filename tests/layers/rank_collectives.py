@@ -160,7 +160,7 @@ class Owner(Layer):
 def split_phase(group: ParallelGroup, **changes: Any) -> Phase:
     body, owner = Split(group), Owner(group)
     phase = toy.make_phase(encoder=body)
-    state = Watched.of_module(body) | Watched(dict(owner.homes()), dict(owner.links()))
+    state = Watched.of_module(body) | Watched(dict(owner.parameter_locations()), dict(owner.reference_locations()))
     assert EXCHANGE_MEMORY in state
     return replace(phase, **({"state": state, "writes": frozenset({EXCHANGE_MEMORY})} | changes))
 

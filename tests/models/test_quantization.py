@@ -30,7 +30,7 @@ Load = Callable[[str], Loaded]
 FAMILIES = ("llama_bias", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FP8 = Quantize(language="fp8", vision="fp8")
 E4M3_ERROR = 0.04  # of a product of random data: 3.75 % on an H200
-MOST_ERROR = 0.25  # of logits after three layers whose products all round their inputs
+MAX_ERROR = 0.25  # of logits after three layers whose products all round their inputs
 ROUTED_ERROR = 0.5  # the same if rounding sends rows to other experts
 SAME_ROUNDING = 0.01  # of logits whose inputs were rounded alike
 PROMPTS = range(1, 5)  # the best counts: in some, an input halfway between two numbers may be rounded either way
@@ -79,7 +79,7 @@ def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, schem
     oracle, is_routed = oracle_of(made, plain), "moe" in name
     found, logits = logits_of(model, oracle)
     plainly = error_of(found, logits)
-    assert 0 < plainly < (ROUTED_ERROR if is_routed else MOST_ERROR)
+    assert 0 < plainly < (ROUTED_ERROR if is_routed else MAX_ERROR)
     if not is_routed:
         round_inputs(oracle, SCHEMES[scheme])
         error = min(error_of(*logits_of(model, oracle, seed)) for seed in PROMPTS)
@@ -116,7 +116,7 @@ def test_plain_weights_are_rounded_while_they_are_loaded(loaded: Load, name: str
         if worth.shape == exact[path].shape:
             assert 0 < error_of(worth, exact[path].data) < E4M3_ERROR, path
     found, logits = logits_of(model, made.oracle)
-    assert 0 < error_of(found, logits) < MOST_ERROR
+    assert 0 < error_of(found, logits) < MAX_ERROR
     assert model.parameter_bytes() < plain.parameter_bytes()
 
 
@@ -162,7 +162,7 @@ def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("config", "met"),
+    ("config", "problem"),
     [
         ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
         ({"quant_method": "fp8", "weight_block_size": None}, "weight_block_size null"),
@@ -176,11 +176,11 @@ def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path)
         ({}, "quant_method 'unknown'"),
     ],
 )
-def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
+def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, config: Any, problem: str) -> None:
     made, _ = loaded("qwen3")
     values = tiny.config_of(made.folder) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=f"quantised with {met} .*not supported; supported: fp8 with e4m3"):
+    with pytest.raises(ConfigError, match=f"quantised with {problem} .*not supported; supported: fp8 with e4m3"):
         load_model(tmp_path, load_format="dummy")
 
 

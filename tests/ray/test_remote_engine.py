@@ -165,11 +165,11 @@ class Updating:
 def test_a_front_end_takes_its_limits_from_a_replica_with_its_own_plan(
     processor: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_engine, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(remote_engine, "POLL_S", 0.0)
     handle = Updating(Ready(SchedulerSettings(max_model_len=512), 16, 1))
     engine = asyncio.run(RemoteEngine.connect(handle, processor, b"new", 2))
     assert engine.limits.max_model_len == 512 and handle.plans == [b"new"] * 4
-    monkeypatch.setattr(remote_engine, "MOST_ASKED", 3)
+    monkeypatch.setattr(remote_engine, "MAX_POLLS", 3)
     with pytest.raises(EngineDeadError, match="no replica has the settings"):
         asyncio.run(RemoteEngine.connect(Updating(Ready(SchedulerSettings(), 16, 1)), processor, b"new", 2))
 

@@ -24,7 +24,7 @@ from saccade.routing import (
     make_policy,
     request_tokens,
 )
-from saccade.routing.affinity import HEAD_TOKENS, MOST_OUTPUT_TOKENS
+from saccade.routing.affinity import HEAD_TOKENS, MAX_OUTPUT_TOKENS
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -186,8 +186,8 @@ def test_the_key_of_text_covers_its_beginning() -> None:
 
 def test_a_request_counts_its_prompt_and_a_bounded_output() -> None:
     assert request_tokens(100, SamplingParams(max_tokens=16, n=2)) == 132
-    assert request_tokens(100, SamplingParams(max_tokens=10**6)) == 100 + MOST_OUTPUT_TOKENS
-    assert request_tokens(100, SamplingParams(max_tokens=None)) == 100 + MOST_OUTPUT_TOKENS
+    assert request_tokens(100, SamplingParams(max_tokens=10**6)) == 100 + MAX_OUTPUT_TOKENS
+    assert request_tokens(100, SamplingParams(max_tokens=None)) == 100 + MAX_OUTPUT_TOKENS
 
 
 def test_the_refusal_of_an_unknown_policy_lists_the_known_ones() -> None:

@@ -270,7 +270,7 @@ def test_idle_callers_are_forgotten_but_debtors_are_not(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "met"),
+    ("text", "problem"),
     [
         ("[", "YAML"),
         ("- a", "name: value"),
@@ -287,11 +287,11 @@ def test_idle_callers_are_forgotten_but_debtors_are_not(clock: Clock) -> None:
         ("callers: 5", "name: value"),
     ],
 )
-def test_invalid_limits_files_are_refused(tmp_path: Path, text: str, met: str) -> None:
+def test_invalid_limits_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "l").write_text(text)
     with pytest.raises(ConfigError, match="--limits") as refused:
         read_limits(str(tmp_path / "l"))
-    assert met in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_a_missing_limits_file_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def raise_index(*words: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("parser", "name", "broken", "met"),
+    ("parser", "name", "broken", "problem"),
     [
         ("urls", "parse_url", raise_index, "IndexError"),
         ("limits", "read_limits", raise_index, "IndexError"),
@@ -49,9 +49,9 @@ def raise_index(*words: Any, **more: Any) -> Any:
     ],
 )
 def test_a_broken_parser_is_found(
-    parser: str, name: str, broken: Any, met: str, monkeypatch: pytest.MonkeyPatch
+    parser: str, name: str, broken: Any, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"tests.server.fuzz_texts.{name}", broken)
-    with pytest.raises(FoundError, match=met):
+    with pytest.raises(FoundError, match=problem):
         for index in range(200):
             check(make_case(parser, 0, index))

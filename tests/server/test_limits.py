@@ -103,13 +103,13 @@ def test_decoding_stops_and_memory_is_freed_when_a_client_leaves(
 ) -> None:
     engine = FakeEngine(bounded)
     service = service_for(engine)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, proceed = threading.Event(), threading.Event()
     decoded: list[Any] = []
 
     def decode(item: Any, **more: Any) -> Any:
         decoded.append(item)
         begun.set()
-        assert go_on.wait(HANG_S)
+        assert proceed.wait(HANG_S)
         return decode_image(item, **more)
 
     monkeypatch.setattr(processors, "decode_image", decode)
@@ -122,7 +122,7 @@ def test_decoding_stops_and_memory_is_freed_when_a_client_leaves(
         gone.set()
         await asyncio.wait_for(call, HANG_S)
         assert service.is_idle and service.admission.pending_bytes > 5 * 3 * 8100, "the thread is still working"
-        go_on.set()
+        proceed.set()
         async with asyncio.timeout(HANG_S):
             while service.admission.pending_bytes:
                 await asyncio.sleep(0.01)

@@ -109,6 +109,6 @@ def test_a_client_that_leaves_passes_its_turn_on() -> None:
         waits.cancel()  # it has just got the turn
         await asyncio.wait({waits, leaves, last})
         assert waits.cancelled() and leaves.cancelled() and not last.cancelled()
-        assert turns._num_free == 1 and not turns._line
+        assert turns._num_free == 1 and not turns._queue
 
     asyncio.run(asyncio.wait_for(run(), HANG_S))

@@ -139,12 +139,12 @@ def test_a_tag_in_a_users_text_opens_no_block(serve: Serve) -> None:
 
 def test_a_continued_message_may_be_inside_a_block(serve: Serve, processor: Processor) -> None:
     caller, _ = serve(saying("so</think>yes"), opens=False)
-    go_on = {"continue_final_message": True, "add_generation_prompt": False}
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
     inside = [*HELLO, {"role": "assistant", "content": "<think>\nwell, " + "hm " * 50}]
-    found = message(caller, messages=inside, **go_on)
+    found = message(caller, messages=inside, **continued)
     assert (found["reasoning_content"], found["content"]) == ("so", "yes")
     behind = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>a</think>b"}]
-    assert message(caller, messages=behind, **go_on)["content"] == "so</think>yes"
+    assert message(caller, messages=behind, **continued)["content"] == "so</think>yes"
     assert not ends_in_reasoning([], processor.tokenizer, is_continued=True)
 
 

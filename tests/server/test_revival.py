@@ -56,7 +56,7 @@ def test_a_dead_engine_is_replaced(
     async def start(folder: Path, *settings: Any, processor: Any, **how: Any) -> FakeEngine:
         starts.append(1)
         health = await caller.get("/health")
-        assert health.status == 200 and "started again" in health.json["reasons"][0]
+        assert health.status == 200 and "restarted" in health.json["reasons"][0]
         assert (await caller.post(CHAT, {"messages": HELLO})).json["error"]["code"] == "starting"
         if len(starts) <= num_failures:
             raise ConfigError("not yet")
@@ -89,7 +89,7 @@ def test_requests_of_a_dead_engine_end_with_a_reason(scripted: Scripted, restart
     caller, _, _ = scripted(dies, restart_engine=restarts)
     found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
     assert found.status == 503 and found.json["error"]["code"] == "engine_dead" and "secret" not in found.body.decode()
-    assert ("is being started again" in found.json["error"]["message"]) == restarts
+    assert ("is being restarted" in found.json["error"]["message"]) == restarts
 
 
 def test_a_stuck_queue_degrades_health(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

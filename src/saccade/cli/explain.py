@@ -75,7 +75,7 @@ def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
     model, engine, limits = engine_settings(flags)
     from saccade.dry_run.blueprint import draw  # imports torch
-    from saccade.dry_run.steps import dry_run, made_up_prompt
+    from saccade.dry_run.steps import dry_run, synthetic_prompt
     from saccade.inputs.media_settings import read_placeholder_settings
     from saccade.kernels.dispatch import device_named
 
@@ -85,7 +85,7 @@ def run(flags: Namespace) -> int:
     plans = _plans(asked, blueprint.executor.settings.images, blueprint.executor.settings.videos)
     placeholders = read_placeholder_settings(folder)
     names = [str(index) for index in range(asked.batch)]
-    prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
+    prompts = [synthetic_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
     steps = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:

@@ -96,10 +96,10 @@ def _load(model: str, flags: Namespace) -> "LLM":
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     with Console(stderr=True).status(f"loading {'the bundled model' if is_bundled else model}"):
         from saccade import LLM  # imports torch: a second or two
-        from saccade.execution.build import spare_threads
+        from saccade.execution.build import limit_threads
 
         if found_path(model) is not None:
-            spare_threads(model)
+            limit_threads(model)
         return LLM(model, **asdict(engine), **asdict(limits))
 
 
@@ -127,14 +127,14 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
     """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C stops the
     answer and raises `AnswerStoppedError`."""
     from saccade.client.output import OutputStream
-    from saccade.offline.llm_inputs import read_talk
+    from saccade.offline.llm_inputs import read_conversation
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
     stream = OutputStream(0, tokenizer.detokenizer(skip_special_tokens=True), params)
     console = Console(stderr=True)
     try:
         with console.status("reading the question") as status:
-            engine.add(REQUEST_ID, read_talk(messages, llm.processor), params)
+            engine.add(REQUEST_ID, read_conversation(messages, llm.processor), params)
             while engine.has_work:
                 for update in engine.step():
                     text, _ = stream.take(update)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 
-FIRST_DELAY_S, MOST_DELAY_S, MAX_TRIES = 1.0, 60.0, 5
+FIRST_DELAY_S, MAX_DELAY_S, MAX_TRIES = 1.0, 60.0, 5
 STEADY_S = 600.0  # an engine that was up for this long gets all its tries back
 
 
@@ -25,4 +25,4 @@ class BackOff:
             return None
         self._num_tries += 1
         doubled: float = FIRST_DELAY_S * 2 ** (self._num_tries - 1)
-        return min(doubled, MOST_DELAY_S)
+        return min(doubled, MAX_DELAY_S)

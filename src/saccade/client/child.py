@@ -25,7 +25,7 @@ from saccade.wire.messages import (
 RECONNECT_MS = 20  # the worker's socket appears only after its imports
 TERMINATE_S, KILL_S = 3.0, 5.0
 POLL_S = 0.05
-MOST_HEARD = 64  # messages, then the event loop does what else is due
+MAX_MESSAGES = 64  # messages, then the event loop does what else is due
 
 Hear = Callable[[EngineReply], None]
 OnProblem = Callable[[Exception], None]
@@ -74,7 +74,7 @@ class Child:
         if self._replies.closed:
             return
         try:
-            for _ in range(MOST_HEARD):
+            for _ in range(MAX_MESSAGES):
                 self._hear(decode_reply(self._replies.recv(zmq.NOBLOCK)))
         except zmq.Again:
             return

@@ -362,4 +362,4 @@ def _dead_error(error: SaccadeError) -> EngineDeadError:
 
 
 def _died(why: str) -> str:
-    return f"the engine died: {why}; its requests are lost, and it must be started again"
+    return f"the engine died: {why}; its requests are lost, and it must be restarted"

@@ -105,7 +105,7 @@ class Replicas:
         found = []
         for replica in self._replicas.values():
             if replica.engine is None:
-                end = "it could not be started again" if replica.is_given_up else "it is being started again"
+                end = "it could not be restarted" if replica.is_given_up else "it is being restarted"
                 found.append(f"replica {replica.name} of {len(self._replicas)} is down; {end}")
             else:
                 found += [f"replica {replica.name}: {reason}" for reason in replica.engine.degraded]
@@ -221,7 +221,7 @@ class Replicas:
             try:
                 engine = await replica.start()
             except (SaccadeError, OSError) as error:
-                _log.error("replica %s could not be started again: %s", replica.name, error)
+                _log.error("replica %s could not be restarted: %s", replica.name, error)
             else:
                 replica.back_off.note_ready()
                 return engine
@@ -233,7 +233,7 @@ class Replicas:
             return errors[-1]
         if not self.is_alive:
             return EngineDeadError("the engines are gone")
-        return CapacityError("all replicas are being started again", retry_after_s=RETRY_AFTER_S)
+        return CapacityError("all replicas are being restarted", retry_after_s=RETRY_AFTER_S)
 
 
 def devices_of(device: str, count: int, ranks: int) -> list[str]:

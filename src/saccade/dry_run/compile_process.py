@@ -20,7 +20,7 @@ from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
-from saccade.kernels.packages import import_anyway
+from saccade.kernels.packages import import_compilers
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 from saccade.wire.sampling_params import MAX_LOGPROBS
@@ -28,7 +28,7 @@ from saccade.wire.sampling_params import MAX_LOGPROBS
 
 def main() -> int:
     end_with_parent()
-    import_anyway()  # while the job is still unknown
+    import_compilers()  # while the job is still unknown
     line = sys.stdin.buffer.readline()
     if not line:
         return EXIT_ORPHANED

@@ -66,7 +66,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
     return explainer.steps
 
 
-def made_up_prompt(
+def synthetic_prompt(
     plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
 ) -> Prompt:
     """A prompt of new media followed by text. Its `name` makes the media differ from those of other prompts."""

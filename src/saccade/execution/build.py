@@ -155,7 +155,7 @@ def build_engine(
         raise reason from None if reason is error else error
 
 
-def spare_threads(folder: str | Path) -> None:
+def limit_threads(folder: str | Path) -> None:
     """Uses one thread for a small model, because on a CPU synchronising threads costs it more than they save."""
     if sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)

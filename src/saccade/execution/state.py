@@ -110,7 +110,7 @@ class DeviceState:
         named |= self._named_caches()
         if self.vision_rows is not None:
             named["vision rows"] = self.vision_rows
-        return Watched(dict(decoder.homes()), dict(decoder.links())) | named
+        return Watched(dict(decoder.parameter_locations()), dict(decoder.reference_locations())) | named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,8 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         rows="units",
         buckets=buckets,
         example=example,
-        state=Watched(dict(tower.homes()), dict(tower.links())) | {"vision rows": vision_rows},
+        state=Watched(dict(tower.parameter_locations()), dict(tower.reference_locations()))
+        | {"vision rows": vision_rows},
         typical=TYPICAL_UNITS,
         is_repeatable=True,
         set_up=clear,

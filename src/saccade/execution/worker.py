@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
-from saccade.execution.build import Built, build_engine, spare_threads
+from saccade.execution.build import Built, build_engine, limit_threads
 from saccade.execution.compilers import CompileProcesses, start_compiling
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.spare_compilers import SpareCompilers
@@ -324,7 +324,7 @@ def _build(
     start: messages.StartEngine, processor: Processor, tell: Tell, die: OnDeath, compiling: CompileProcesses | None
 ) -> Built:
     folder = Path(start.folder)
-    spare_threads(folder)
+    limit_threads(folder)
     return build_engine(
         folder,
         start.settings,

@@ -22,9 +22,11 @@ class Allowance:
     is_count: bool = False  # tokens are only counted, so only text that is certain to be too long is refused
     has_answer: bool = True  # `max_tokens` leaves room for the first token of an answer
     hold: Callable[[int], None] = lambda num_bytes: None  # before memory is used; raises a client error if it is short
-    go_on: Callable[[], None] = lambda: None  # between pieces of work; raises StopWorkError if nobody is waiting
+    check_cancelled: Callable[[], None] = lambda: (
+        None
+    )  # between pieces of work; raises StopWorkError if nobody is waiting
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext  # while another process does the work
-    beside: Callable[[Callable[[], Any]], Future[Any]] | None = None  # runs work in another thread
+    submit: Callable[[Callable[[], Any]], Future[Any]] | None = None  # runs work in another thread
     caller: str = ""  # where prompts queue, callers take turns
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:

@@ -17,15 +17,15 @@ Place = Callable[[Sequence[Media]], Prompt]
 
 
 class EarlyPrompt:
-    """Decode inside `with`, then call `finish`. If there is no other thread (`Allowance.beside`), or if an image is not
+    """Decode inside `with`, then call `finish`. If there is no other thread (`Allowance.submit`), or if an image is not
     a file, `finish` does all the work. It also starts over if EXIF metadata rotates an image, because the header then
     has the wrong shape."""
 
     def __init__(self, place: Place, sized: Sequence[Sized], allowance: Allowance) -> None:
         self._place, self._sized = place, sized
         self._future: Future[Prompt] | None = None
-        if allowance.beside is not None and sized and all(_is_file(item) for item in sized):
-            self._future = allowance.beside(self._make_early)
+        if allowance.submit is not None and sized and all(_is_file(item) for item in sized):
+            self._future = allowance.submit(self._make_early)
 
     def __enter__(self) -> "EarlyPrompt":
         return self

@@ -118,7 +118,7 @@ class Processor:
             pool=pool,
         )
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Makes and drops a text prompt and, if the model takes images, an image prompt, so that no request pays for
         what is built on first use. Ignores errors: other checks report them."""
         contents: list[Any] = ["Hello"]
@@ -285,7 +285,7 @@ class Processor:
         num_tokens = sum(item.num_tokens for item in sized)
         media: list[Media] = []
         for item in sized:
-            allowance.go_on()
+            allowance.check_cancelled()
             media.append(self._load(item, allowance))
             num_tokens += media[-1].plan.num_tokens - item.num_tokens
             allowance.check_tokens(num_tokens, "the images and videos alone have", param)

@@ -2,13 +2,13 @@
 
 from threading import Event, Lock
 
-from saccade.jobs.fair_line import FairLine
+from saccade.jobs.fair_queue import FairQueue
 
 
 class FairSlots:
     def __init__(self, num: int) -> None:
         self._num_free = num
-        self._line: FairLine[Event] = FairLine()
+        self._queue: FairQueue[Event] = FairQueue()
         self._lock = Lock()
 
     def acquire(self, caller: str) -> None:
@@ -17,12 +17,12 @@ class FairSlots:
                 self._num_free -= 1
                 return
             mine = Event()
-            self._line.put(caller, mine)
+            self._queue.put(caller, mine)
         mine.wait()
 
     def release(self) -> None:
         with self._lock:
-            if self._line:
-                self._line.take().set()
+            if self._queue:
+                self._queue.take().set()
             else:
                 self._num_free += 1

@@ -6,7 +6,7 @@ from contextlib import suppress
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
-from saccade.jobs.fair_line import FairLine
+from saccade.jobs.fair_queue import FairQueue
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class FairThreads:
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._line: FairLine[tuple[Future[Any], Callable[[], Any]]] = FairLine()
+        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
         self._lock = Condition()
         self._num_threads = self._num_idle = 0
         self._is_closed = False
@@ -30,7 +30,7 @@ class FairThreads:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"{self._name} threads have ended")
-            self._line.put(caller, (future, work))
+            self._queue.put(caller, (future, work))
             is_first = self._num_threads == 0
             self._num_threads += is_first
             self._lock.notify()
@@ -42,8 +42,8 @@ class FairThreads:
         """Cancels work that has not started. Running work is not interrupted."""
         with self._lock:
             self._is_closed = True
-            left = list(self._line)
-            self._line.clear()
+            left = list(self._queue)
+            self._queue.clear()
             self._lock.notify_all()
         for future, _ in left:
             future.cancel()
@@ -65,12 +65,12 @@ class FairThreads:
         """Does one piece of work. Returns False when the thread is no longer needed."""
         with self._lock:
             self._num_idle += 1
-            self._lock.wait_for(lambda: self._line or self._is_closed, IDLE_S)
+            self._lock.wait_for(lambda: self._queue or self._is_closed, IDLE_S)
             self._num_idle -= 1
-            if not self._line:
+            if not self._queue:
                 self._num_threads -= 1
                 return False
-            future, work = self._line.take()
+            future, work = self._queue.take()
             is_last = self._num_idle == 0 and self._num_threads < self._most
             self._num_threads += is_last
         if is_last:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from saccade.errors import SaccadeError
-from saccade.jobs.fair_line import FairLine
+from saccade.jobs.fair_queue import FairQueue
 from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
 
-LINE_POLL_S = 0.5  # how often a waiting job checks that its client is still there; hundreds may be waiting
+QUEUE_POLL_S = 0.5  # how often a waiting job checks that its client is still there; hundreds may be waiting
 SMALL_S = 0.25  # estimated seconds up to which a job is small
-LEAST_COST_S = 0.001  # of a job, between callers
+MIN_COST_S = 0.001  # of a job, between callers
 CLOSE_S = 5.0
 PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its estimated cost
 
@@ -57,8 +57,8 @@ class Pool:
         self._lock = threading.Condition()
         self._idle: list[PoolProcess] = []
         self._busy: dict[PoolProcess, bool] = {}  # True if its job is large
-        self._small: FairLine[_Waiting] = FairLine()
-        self._large: FairLine[_Waiting] = FairLine()
+        self._small: FairQueue[_Waiting] = FairQueue()
+        self._large: FairQueue[_Waiting] = FairQueue()
         self._wanted = 1
         self._is_closed = False
         self.num_killed = 0
@@ -75,14 +75,14 @@ class Pool:
         cost_s: float = 0.0,
         caller: str = "",
         hold: Callable[[int], None] = lambda num_bytes: None,
-        go_on: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> JobOutput:
-        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `go_on` are as in an
-        Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError or a
-        ProcessLostError."""
-        process = self._take(_Waiting(caller, cost_s), go_on)
+        """The result of one job. `cost_s` is an estimate that only affects the order. `hold` and `check_cancelled`
+        are as in an Allowance; an error they raise ends the job. Also raises the job's RequestError, a JobKilledError
+        or a ProcessLostError."""
+        process = self._take(_Waiting(caller, cost_s), check_cancelled)
         try:
-            output = process.run(words, data, limits, hold, go_on)
+            output = process.run(words, data, limits, hold, check_cancelled)
         finally:
             self._give_back(process)
         return output
@@ -115,26 +115,26 @@ class Pool:
             self._idle = []
             for process in self._busy:
                 process.stop()
-            for line in (self._small, self._large):
-                for waiting in line:
+            for queue in (self._small, self._large):
+                for waiting in queue:
                     waiting.ready.set()
-                line.clear()
+                queue.clear()
             self._lock.notify_all()
             self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads that run jobs give them back
         for process in idle:
             process.kill()
         self._keeper.join()
 
-    def _take(self, waiting: _Waiting, go_on: Callable[[], None]) -> PoolProcess:
+    def _take(self, waiting: _Waiting, check_cancelled: Callable[[], None]) -> PoolProcess:
         with self._lock:
             if self._is_closed:
                 raise PoolClosedError("the server is shutting down")
-            cost = max(waiting.cost_s, LEAST_COST_S)
-            self._line_of(waiting).put(waiting.caller, waiting, cost=cost, rank=waiting.rank)
+            cost = max(waiting.cost_s, MIN_COST_S)
+            self._queue_of(waiting).put(waiting.caller, waiting, cost=cost, rank=waiting.rank)
             self._dispatch()
         try:
-            while not waiting.ready.wait(LINE_POLL_S):
-                go_on()
+            while not waiting.ready.wait(QUEUE_POLL_S):
+                check_cancelled()
         except BaseException:
             self._forget(waiting)
             raise
@@ -144,7 +144,7 @@ class Pool:
 
     def _forget(self, waiting: _Waiting) -> None:
         with self._lock:
-            self._line_of(waiting).leave(waiting.caller, waiting)
+            self._queue_of(waiting).leave(waiting.caller, waiting)
         if waiting.process is not None:
             self._give_back(waiting.process)
 
@@ -186,7 +186,7 @@ class Pool:
                 return self._large.take()
         return self._small.take() if self._small else None
 
-    def _line_of(self, waiting: _Waiting) -> FairLine[_Waiting]:
+    def _queue_of(self, waiting: _Waiting) -> FairQueue[_Waiting]:
         return self._large if waiting.is_large else self._small
 
     def _keep(self) -> None:

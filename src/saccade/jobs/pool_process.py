@@ -99,14 +99,14 @@ class PoolProcess:
         data: tuple[bytes, ...],
         limits: JobLimits,
         hold: Callable[[int], None],
-        go_on: Callable[[], None],
+        check_cancelled: Callable[[], None],
     ) -> JobOutput:
         """Runs a job. The process is killed unless it completes the job properly."""
         self._is_usable, proper, self.was_killed = False, False, True
         output = os.memfd_create("saccade-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             self._send(packets.Job(words, sum(map(len, data)), limits.cpu_s, limits.memory_bytes), data, output)
-            reply = self._wait(limits, hold, go_on)
+            reply = self._wait(limits, hold, check_cancelled)
             proper, self.was_killed = not reply.is_last, False
             if isinstance(reply, packets.JobRefused):
                 raise RequestError(_printable(reply.message), code=reply.code, status=_status(reply.status))
@@ -149,14 +149,14 @@ class PoolProcess:
             os.close(given)
 
     def _wait(
-        self, limits: JobLimits, hold: Callable[[int], None], go_on: Callable[[], None]
+        self, limits: JobLimits, hold: Callable[[int], None], check_cancelled: Callable[[], None]
     ) -> packets.JobDone | packets.JobRefused:
         cpu_end, has_begun = self._cpu_s() + START_CPU_S, False
         wall_end = time.monotonic() + limits.wall_s
         refusal: Exception | None = None
         while True:
             if not self._poll.poll(POLL_S * 1000):
-                go_on()
+                check_cancelled()
                 self._check(limits, cpu_end, wall_end)
                 continue
             match self._receive():

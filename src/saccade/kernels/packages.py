@@ -17,10 +17,10 @@ def import_packages() -> None:
     errors; the code that needs the package reports them."""
     if not torch.cuda.is_available() or not any(is_hopper(i) for i in range(torch.cuda.device_count())):
         return
-    import_anyway()
+    import_compilers()
 
 
-def import_anyway() -> None:
+def import_compilers() -> None:
     """Like `import_packages`, but does not look for GPUs first, which would initialise them."""
     use_private_kernel_cache()
     with suppress(Exception), without_torch_compile():

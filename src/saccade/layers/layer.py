@@ -62,9 +62,9 @@ class Layer:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors of this layer and its children, by dotted path. A fused tensor appears once."""
-        return ((path, attributes[name]) for path, (attributes, name) in self.homes())
+        return ((path, attributes[name]) for path, (attributes, name) in self.parameter_locations())
 
-    def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
+    def parameter_locations(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
         """Where the tensors of `parameters` live, by dotted path: the attributes of a layer, and a name among them."""
         attributes = vars(self)
         for name, value in attributes.items():
@@ -77,9 +77,9 @@ class Layer:
                     (f"{name}.{part}", (held, part)) for part in ("scales", "input_scale") if held[part] is not None
                 )
         for name, child in self.children():
-            yield from ((f"{name}.{path}", home) for path, home in child.homes())
+            yield from ((f"{name}.{path}", location) for path, location in child.parameter_locations())
 
-    def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    def reference_locations(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
         """Other attributes that decide which tensors are used, by dotted path: layers, weights and None."""
         attributes = vars(self)
         for name, value in attributes.items():
@@ -88,7 +88,7 @@ class Layer:
             elif isinstance(value, list):
                 yield from ((f"{name}.{i}", (value, i)) for i, item in enumerate(value) if isinstance(item, Layer))
         for name, child in self.children():
-            yield from ((f"{name}.{path}", home) for path, home in child.links())
+            yield from ((f"{name}.{path}", location) for path, location in child.reference_locations())
 
     def children(self) -> Iterator[tuple[str, "Layer"]]:
         for name, value in vars(self).items():
@@ -112,7 +112,7 @@ class Exchange(Layer):
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
+    def parameter_locations(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
         yield "memory", (vars(self._collectives), "memory")
 
 

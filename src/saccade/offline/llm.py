@@ -20,7 +20,7 @@ from saccade.inputs.processor import Processor
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_model
-from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
+from saccade.offline.llm_inputs import list_conversations, list_params, list_prompts, read_conversation, read_prompt
 from saccade.offline.llm_pooling import (
     EmbeddingOutput,
     PoolingRequestOutput,
@@ -119,7 +119,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data URLs.
         Images may also be PIL images or arrays, and videos lists of frames."""
-        found = [read_talk(talk, self.processor, **template) for talk in list_talks(messages)]
+        found = [
+            read_conversation(conversation, self.processor, **template) for conversation in list_conversations(messages)
+        ]
         return self._run(found, sampling_params, progress)
 
     def embed(

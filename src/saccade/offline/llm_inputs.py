@@ -33,13 +33,13 @@ def list_prompts(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def list_talks(messages: Any) -> list[Any]:
+def list_conversations(messages: Any) -> list[Any]:
     """Lists the conversations of a call, which may be a single one. Files that they name become paths."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         message = f"a conversation is a list of messages; got a {type(messages).__name__}"
         raise RequestError(message, param="messages")
-    talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
-    return [with_files(talk) for talk in talks]
+    conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    return [with_files(conversation) for conversation in conversations]
 
 
 def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
@@ -77,10 +77,10 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
         return processor.text(text, media=opened)
 
 
-def read_talk(talk: Any, processor: Processor, **template: Any) -> Prompt:
+def read_conversation(conversation: Any, processor: Processor, **template: Any) -> Prompt:
     """Reads a conversation whose files are paths. Errors name the file."""
-    with _naming_files({ref.param: ref.source for _, _, ref in find_sources(talk)}):
-        return processor.chat(talk, **template)
+    with _naming_files({ref.param: ref.source for _, _, ref in find_sources(conversation)}):
+        return processor.chat(conversation, **template)
 
 
 @contextmanager

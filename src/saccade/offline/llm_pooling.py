@@ -8,7 +8,7 @@ from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.rank_prompts import Content, read_content
-from saccade.offline.llm_inputs import list_prompts, list_talks, read_prompt, with_files
+from saccade.offline.llm_inputs import list_conversations, list_prompts, read_prompt, with_files
 
 T = TypeVar("T")
 
@@ -39,7 +39,10 @@ class RankedDocument:
 def read_embedded(prompts: Any, processor: Processor, **template: Any) -> list[Prompt]:
     """Reads prompts like `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
     if _is_talk(prompts) or (_is_list(prompts) and len(prompts) > 0 and all(map(_is_talk, prompts))):
-        return [processor.chat(talk, **{"add_generation_prompt": False} | template) for talk in list_talks(prompts)]
+        return [
+            processor.chat(conversation, **{"add_generation_prompt": False} | template)
+            for conversation in list_conversations(prompts)
+        ]
     return [_ended(prompt, read_prompt(prompt, processor), processor) for prompt in list_prompts(prompts)]
 
 

@@ -28,7 +28,7 @@ from saccade.wire.turn import NEXT, Turn
 
 MAX_TRIES = 2
 RETRY_AFTER_S = 5.0
-ASK_AGAIN_S, MOST_ASKED = 0.5, 7200
+POLL_S, MAX_POLLS = 0.5, 7200
 
 
 class RemoteEngine:
@@ -49,13 +49,13 @@ class RemoteEngine:
     @classmethod
     async def connect(cls, handle: Any, processor: Processor, plan: bytes, most_replicas: int) -> "RemoteEngine":
         answers = [await handle.ready.remote(plan)]  # waits for any replica
-        for _ in range(MOST_ASKED):
+        for _ in range(MAX_POLLS):
             for said in answers:
                 if said is not None:
                     found = messages.decode_reply(said)
                     assert isinstance(found, Ready), f"a replica said {found}"
                     return cls(handle, processor, _times(found, most_replicas))
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(POLL_S)
             answers = await _all(handle, "ready", plan)
         raise EngineDeadError("no replica has the settings of this front end")
 

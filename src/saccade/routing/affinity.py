@@ -9,7 +9,7 @@ from saccade.wire.sampling_params import SamplingParams
 
 KEY_BYTES = 16
 HEAD_TOKENS = 128  # a KV block on a GPU: the least that two prompts must share for the prefix cache to help
-MOST_OUTPUT_TOKENS = 256  # counted per output: most requests ask for far more than they use
+MAX_OUTPUT_TOKENS = 256  # counted per output: most requests ask for far more than they use
 
 
 def affinity_key(prompt: Prompt, cache_salt: str | None = None) -> bytes:
@@ -32,5 +32,5 @@ def room_of(step_tokens: int) -> int:
 
 def request_tokens(num_prompt_tokens: int, params: SamplingParams) -> int:
     """The tokens that a request adds to its replica's load: its prompt, and an estimate of its outputs."""
-    asked = MOST_OUTPUT_TOKENS if params.max_tokens is None else min(params.max_tokens, MOST_OUTPUT_TOKENS)
+    asked = MAX_OUTPUT_TOKENS if params.max_tokens is None else min(params.max_tokens, MAX_OUTPUT_TOKENS)
     return num_prompt_tokens + params.n * asked

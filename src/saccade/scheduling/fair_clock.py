@@ -8,7 +8,7 @@ So a tenant's requests begin in order of arrival. While two tenants wait, the wo
 by at most one request of each. A tenant with nothing waiting queues behind at most one request of every other tenant,
 however many those have sent.
 
-`jobs/fair_line.py` has the same goal, but decides only when something begins. Here the start time is part of a
+`jobs/fair_queue.py` has the same goal, but decides only when something begins. Here the start time is part of a
 request's fixed order, between its priority and its arrival."""
 
 from collections import Counter

@@ -104,12 +104,12 @@ class GrammarCompiler:
             self._trials.result().close()
 
     def _try(self, grammar: Grammar, is_abandoned: Event, trials: Future[Trials], caller: str) -> LLMatcher:
-        def go_on() -> None:
+        def check_cancelled() -> None:
             if is_abandoned.is_set():
                 raise CancelledError
 
-        trials.result().check(grammar, go_on, caller)
-        go_on()
+        trials.result().check(grammar, check_cancelled, caller)
+        check_cancelled()
         return self._thread.submit(self._compile, grammar).result()
 
     def _compile(self, grammar: Grammar) -> LLMatcher:

@@ -47,14 +47,14 @@ class Trials:
             view = view[os.write(self._file, view) :]
         self.pool = Pool(MODULE, NUM_PROCESSES, str(self._file), fds=(self._file,))
 
-    def check(self, grammar: Grammar, go_on: Callable[[], None], caller: str = "") -> None:
-        """Raises a RequestError if the grammar is refused, and whatever `go_on` raises."""
+    def check(self, grammar: Grammar, check_cancelled: Callable[[], None], caller: str = "") -> None:
+        """Raises a RequestError if the grammar is refused, and whatever `check_cancelled` raises."""
         if not needs_trial(grammar):
             return
         data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.has_whitespace))
         cost_s = 1.0 if may_take_long(grammar) else 0.1
         try:
-            self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, caller=caller, go_on=go_on)
+            self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, caller=caller, check_cancelled=check_cancelled)
         except RequestError as error:
             error.param = PARAM
             raise

@@ -79,7 +79,7 @@ def engine_dead(reason: str = "") -> HttpError:
 
 
 def engine_restarting() -> HttpError:
-    text = "the engine died while it had this request, and is being started again; send the request again"
+    text = "the engine died while it had this request, and is being restarted; send the request again"
     return HttpError(503, text, code="engine_dead", retry_after_s=5)
 
 

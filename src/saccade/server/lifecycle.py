@@ -107,7 +107,7 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
         processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
-    await asyncio.to_thread(processor.rehearse)
+    await asyncio.to_thread(processor.warm_up)
     return PreparedModel(folder, processor, defaults)
 
 
@@ -154,7 +154,7 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
         try:
             engine = await start(service, replace(plan, spare=None), stages)
         except (SaccadeError, OSError) as error:
-            _log.error("the engine could not be started again: %s", error)
+            _log.error("the engine could not be restarted: %s", error)
         else:
             back_off.note_ready()
             return engine

@@ -108,7 +108,7 @@ class Service:
     def degraded(self) -> list[str]:
         """What is wrong with a server that still works. `signs` are called every time; whoever owns a queue adds one,
         which returns a sentence while the queue is saturated."""
-        found = [f"{self._revival}; it is being started again"] if self._revival else []
+        found = [f"{self._revival}; it is being restarted"] if self._revival else []
         found += [] if self._engine is None else self._engine.degraded
         return found + [text for sign in self.signs if (text := sign())]
 

@@ -17,7 +17,7 @@ WIDTHS = [100, 384, 1152]  # without and with a tail
 FORMS = ["rows", "given", "blocks"]
 STEP = 0.13  # relative distance between neighbouring e4m3 numbers
 SMALLEST = 2.0**-6  # normal e4m3 number
-MOST_OFF = 0.05  # a misplaced tail would make more numbers wrong than this
+MAX_OFF = 0.05  # a misplaced tail would make more numbers wrong than this
 
 
 def weight_for(form: str, width: int) -> Weight:
@@ -33,7 +33,7 @@ def weight_for(form: str, width: int) -> Weight:
 def assert_same(found: Scaled, right: Scaled) -> None:
     torch.testing.assert_close(found.scales, right.scales, rtol=1e-4, atol=0.0)
     is_off = (found.data.float() - right.data.float()).abs() > STEP * right.data.float().abs() + SMALLEST
-    assert is_off.float().mean() < MOST_OFF, is_off.float().mean()
+    assert is_off.float().mean() < MAX_OFF, is_off.float().mean()
 
 
 @pytest.mark.parametrize("form", FORMS)

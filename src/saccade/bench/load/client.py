@@ -18,7 +18,7 @@ from saccade.bench.load.load_settings import LoadSettings, TargetSettings
 T = TypeVar("T")
 CONNECT_S = 10.0
 ASK_S = 30.0
-MOST_OPEN = 1024  # connections opened before the clock starts, at most
+MAX_OPEN = 1024  # connections opened before the clock starts, at most
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -117,7 +117,7 @@ async def drive(
     most = load.max_concurrency or len(requests)
     places = asyncio.Semaphore(most)
     due = arrivals(len(requests), load, seed)
-    await client.open(min(most, len(requests), MOST_OPEN))
+    await client.open(min(most, len(requests), MAX_OPEN))
     gc.collect()
     gc.freeze()  # collecting the many long-lived request bodies again and again would stall the client
     clock_at = perf_counter()

@@ -8,7 +8,7 @@ import orjson
 
 SPOKEN = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "text")
 BAD_ENDS = ("abort", "error")
-LONGEST_MESSAGE = 200
+MAX_MESSAGE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ReplyReader:
             text="".join(self._texts),
             timings=self._timings,
             error=kind,
-            message=message[:LONGEST_MESSAGE],
+            message=message[:MAX_MESSAGE_CHARS],
         )
 
     def lost(self) -> str:

@@ -16,7 +16,7 @@ from saccade.errors import ConfigError
 
 Size = tuple[int, int]  # width, height
 NAMED: dict[str, Size] = {"360p": (640, 360), "720p": (1280, 720), "1080p": (1920, 1080), "4k": (3840, 2160)}
-LARGEST_SIDE = 16384
+MAX_SIDE = 16384
 NUM_THREADS = 4  # encoders release the GIL
 
 
@@ -46,7 +46,7 @@ def parse_sizes(text: str) -> list[SizeRange]:
         is_right = False
     if not is_right:
         raise ConfigError(
-            f"image_resolution is {text!r}; write WIDTHxHEIGHT (sides of 1..{LARGEST_SIDE}), {', '.join(NAMED)}, "
+            f"image_resolution is {text!r}; write WIDTHxHEIGHT (sides of 1..{MAX_SIDE}), {', '.join(NAMED)}, "
             "random:224x224-1280x720 or mix:224x224,448x336:2 (--image-resolution)"
         )
     return found
@@ -57,7 +57,7 @@ def _size(text: str) -> Size:
     if name in NAMED:
         return NAMED[name]
     width, height = (int(side) if side.isascii() and side.isdigit() else 0 for side in name.split("x"))
-    if not (1 <= width <= LARGEST_SIDE and 1 <= height <= LARGEST_SIDE):
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
         raise ValueError(text)
     return width, height
 

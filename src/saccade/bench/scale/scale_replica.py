@@ -16,7 +16,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.update import Update
 
 BLOCK_TOKENS, PAGE_ROWS = 128, 16  # an engine's on a GPU
-MOST_POSITIONS = 262_144
+MAX_POSITIONS = 262_144
 TOKEN = 1
 
 
@@ -82,4 +82,4 @@ class Replica:
 
 def replica_limits(settings: ScaleSettings) -> SchedulerSettings:
     limits = SchedulerSettings(max_num_seqs=settings.max_num_seqs)
-    return limits.resolved(is_cuda=True, max_position=MOST_POSITIONS)
+    return limits.resolved(is_cuda=True, max_position=MAX_POSITIONS)

@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 
 UNBOUNDED = "affinity-unbounded"
 SCALE_POLICIES = ("affinity", UNBOUNDED, "least-loaded", "round-robin")
-MOST_REPLICAS, MOST_REQUESTS = 4096, 10**7
+MAX_REPLICAS, MAX_REQUESTS = 4096, 10**7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +43,14 @@ class ScaleSettings:
         check_at_least(self, {"requests_per_replica": 2, "images_per_replica": 1, "output_tokens": 1, "routers": 1})
         check_at_least(self, {"zipf": 0, "seed": 0, "max_num_seqs": 1, "report_s": 0})
         check_at_least(self, {"kv_cache_tokens": 2048, "encoder_cache_tokens": 1024})
-        if not self.replicas or not all(1 <= count <= MOST_REPLICAS for count in self.replicas):
-            raise ConfigError(f"replicas is {self.replicas}; give numbers of 1 to {MOST_REPLICAS} (--replicas)")
+        if not self.replicas or not all(1 <= count <= MAX_REPLICAS for count in self.replicas):
+            raise ConfigError(f"replicas is {self.replicas}; give numbers of 1 to {MAX_REPLICAS} (--replicas)")
         if not self.policies or not set(self.policies) <= set(SCALE_POLICIES):
             raise ConfigError(f"policies is {self.policies}; allowed: {', '.join(SCALE_POLICIES)} (--policies)")
-        if max(self.replicas) * self.requests_per_replica > MOST_REQUESTS:
+        if max(self.replicas) * self.requests_per_replica > MAX_REQUESTS:
             raise ConfigError(
                 f"{max(self.replicas)} replicas with {self.requests_per_replica} requests each are more than "
-                f"{MOST_REQUESTS} requests (--replicas, --requests-per-replica)"
+                f"{MAX_REQUESTS} requests (--replicas, --requests-per-replica)"
             )
         for name in ("warm_up", "hot_share"):
             if not 0 <= getattr(self, name) < 1:

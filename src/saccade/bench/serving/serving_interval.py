@@ -16,9 +16,9 @@ from saccade.bench.load.client_reply import Outcome
 from saccade.bench.serving.serving_stats import values_ms
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-NUM_RESAMPLES, FEWEST_RESAMPLES = 2000, 200
-MOST_WORK = 2e8  # values times resamples; takes seconds
-MOST_VALUES = 1_000_000  # of one metric; of more (gaps between tokens), every n-th is used
+NUM_RESAMPLES, MIN_RESAMPLES = 2000, 200
+MAX_WORK = 2e8  # values times resamples; takes seconds
+MAX_VALUES = 1_000_000  # of one metric; of more (gaps between tokens), every n-th is used
 LOW, HIGH, NORMAL = 2.5, 97.5, 1.96
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5% for 1, 2, ... degrees of freedom
 
@@ -78,7 +78,7 @@ class Latencies:
     """All values of one metric of one server, sorted, each with the request it belongs to."""
 
     def __init__(self, values: Sequence[float], requests: Sequence[int]) -> None:
-        step = max(1, -(-len(values) // MOST_VALUES))
+        step = max(1, -(-len(values) // MAX_VALUES))
         found = np.asarray(values[::step], dtype=np.float64)
         order = np.argsort(found, kind="stable")
         self.values = found[order]
@@ -134,7 +134,7 @@ def ratios(
     sides = [Side(rounds, statistics, num_requests) for rounds in (first, other)]
     whole = [side.figures(np.ones(num_rounds), np.ones(num_rounds * num_requests)) for side in sides]
     work = sum(side.num_values for side in sides) or 1
-    num_resamples = int(np.clip(MOST_WORK / work, FEWEST_RESAMPLES, NUM_RESAMPLES))
+    num_resamples = int(np.clip(MAX_WORK / work, MIN_RESAMPLES, NUM_RESAMPLES))
     rng = np.random.default_rng(seed)
     directions = np.array([each.direction for each in statistics])
     centre = directions * _log_ratio(*whole)

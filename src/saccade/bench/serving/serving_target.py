@@ -162,9 +162,9 @@ async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
     if is_named:
         return
     if status in (401, 403):
-        met = "refuses the given key" if client.target.api_key else "asks for a key"
+        problem = "refuses the given key" if client.target.api_key else "asks for a key"
         key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
-        raise ConfigError(f"{url} {met} (HTTP {status}); give a valid one ({key_flag})")
+        raise ConfigError(f"{url} {problem} (HTTP {status}); give a valid one ({key_flag})")
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
     raise ConfigError(f"{url} does not say which model it serves{told}; name one (--model)")
 

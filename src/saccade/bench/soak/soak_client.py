@@ -12,7 +12,7 @@ from saccade.bench.soak.soak_requests import SoakRequest
 
 CONNECT_S = 30.0
 SLOW_BYTES, SLOW_S = 2048, 0.05  # a slow reader reads so much, then sleeps so long
-MOST_PIECES = 6  # pieces of a stream that a client reads before it leaves
+MAX_PIECES = 6  # pieces of a stream that a client reads before it leaves
 AT_ONCE_S = 0.1  # a client that leaves at once does so within this time
 
 
@@ -50,7 +50,7 @@ class SoakClient:
                     case "slow":
                         return await self._slowly(data)
                     case "leave":
-                        return await self._leave(data, 1 + request.index % MOST_PIECES, self._timeout_s)
+                        return await self._leave(data, 1 + request.index % MAX_PIECES, self._timeout_s)
                     case "leave at once":
                         return await self._leave(data, 1, Random(request.index).uniform(0, AT_ONCE_S))
         except TimeoutError:

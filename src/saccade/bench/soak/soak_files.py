@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 FORMATS = ("JPEG", "JPEG", "PNG", "WEBP")
-LEAST_SIDE, MOST_SIDE = 28, 512
+MIN_SIDE, MAX_SIDE = 28, 512
 NUM_SCANS = 2000  # so many scans keep a JPEG decoder busy for many seconds
 
 
@@ -17,7 +17,7 @@ def image_sizes(count: int, seed: int) -> tuple[tuple[int, int], ...]:
     """Draws distinct sizes (width, height), in the order in which they are sent."""
     random, found = Random(f"{seed}:sizes"), dict[tuple[int, int], None]()
     while len(found) < count:
-        found[random.randint(LEAST_SIDE, MOST_SIDE), random.randint(LEAST_SIDE, MOST_SIDE)] = None
+        found[random.randint(MIN_SIDE, MAX_SIDE), random.randint(MIN_SIDE, MAX_SIDE)] = None
     return tuple(found)
 
 

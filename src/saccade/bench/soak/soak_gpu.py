@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
-MOST_PROCESSES = 1024
+MAX_PROCESSES = 1024
 UNKNOWN = 2**64 - 1
 
 
@@ -38,8 +38,8 @@ def _processes(driver: Any) -> Iterator[tuple[int, int]]:
         num_gpus = ctypes.c_uint()
         driver.nvmlDeviceGetCount_v2(ctypes.byref(num_gpus))
         for index in range(num_gpus.value):
-            gpu, count = ctypes.c_void_p(), ctypes.c_uint(MOST_PROCESSES)
-            infos = (ProcessInfo * MOST_PROCESSES)()
+            gpu, count = ctypes.c_void_p(), ctypes.c_uint(MAX_PROCESSES)
+            infos = (ProcessInfo * MAX_PROCESSES)()
             if driver.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu)):
                 continue
             if driver.nvmlDeviceGetComputeRunningProcesses_v3(gpu, ctypes.byref(count), infos):

@@ -13,7 +13,7 @@ Manner = Literal["whole", "leave", "leave at once", "slow"]
 WORDS = ("red", "circle", "blue", "square", "count", "the", "left", "of", "seven", "digit", "what", "is", "green", "a")
 NUM_SCHEMAS = 96  # fewer than an engine caches, so that its memory stops growing
 ENDLESS = "start: A\nA: /.*a.{16}.*/ & /.*b.{16}.*/ & ~/.*c.{16}.*/"
-MOST_WORDS, LONG_TOKENS = 60, 64
+MAX_WORDS, LONG_TOKENS = 60, 64
 OK, REFUSED = frozenset({200}), frozenset({400, 413})
 
 
@@ -71,7 +71,7 @@ def make_request(seed: int, index: int, target: SoakTarget) -> SoakRequest:
 
 
 def _text(random: Random, target: SoakTarget) -> str:
-    most = max(1, min(MOST_WORDS, target.max_model_len // 16))
+    most = max(1, min(MAX_WORDS, target.max_model_len // 16))
     return " ".join(random.choices(WORDS, k=random.randint(1, most)))
 
 

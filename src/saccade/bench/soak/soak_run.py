@@ -26,7 +26,7 @@ HEALTH_S = 0.2  # between two probes
 IDLE_S = 120.0  # a server without load must be idle within this time
 SETTLE_S = 0.3  # for sockets to close, and processes to be replaced
 POLL_S = 0.05
-MOST_UNEXPECTED = 100  # more end the soak
+MAX_UNEXPECTED = 100  # more end the soak
 LATENCIES = 10_000  # kept for the median
 DEFAULT_LEN = 1024
 
@@ -108,7 +108,7 @@ class Soak:
         return self._begun + self._settings.seconds - monotonic()
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MOST_UNEXPECTED
+        return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MAX_UNEXPECTED
 
     async def _describe(self) -> SoakTarget:
         try:

@@ -6,8 +6,8 @@ from saccade.bench.load.load_settings import check_at_least
 from saccade.config import setting
 from saccade.errors import ConfigError
 
-MOST_CYCLES, LEAST_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
-MOST_SAMPLES = 5000
+MAX_CYCLES, MIN_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
+MAX_SAMPLES = 5000
 WARM_UP = 0.25  # of the time, in which pools fill, and allocators and caches reach their size
 
 
@@ -43,11 +43,11 @@ class SoakSettings:
     @property
     def cycle_s(self) -> float:
         """Seconds of load between two idle moments. Long runs have longer cycles, which limits the samples."""
-        return max(self.seconds / MOST_CYCLES, min(CYCLE_S, max(LEAST_CYCLE_S, self.seconds / 20)))
+        return max(self.seconds / MAX_CYCLES, min(CYCLE_S, max(MIN_CYCLE_S, self.seconds / 20)))
 
     @property
     def look_s(self) -> float:
-        return max(self.sample_s, self.seconds / MOST_SAMPLES)
+        return max(self.sample_s, self.seconds / MAX_SAMPLES)
 
 
 def check_at_most(settings: SoakSettings, highest: dict[str, float]) -> None:

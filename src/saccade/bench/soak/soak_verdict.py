@@ -21,8 +21,8 @@ from saccade.bench.soak.soak_samples import (
 
 MIB = 2**20
 JOB_MIB = 48 + 64  # what a media process may keep between jobs, and its size when new
-MOST_SHOWN = 20
-LEAST_SAMPLES = 2
+MAX_SHOWN = 20
+MIN_SAMPLES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Tally:
 
     def note_unexpected(self, one: Unexpected) -> None:
         self.num_unexpected += 1
-        if len(self.unexpected) < MOST_SHOWN:
+        if len(self.unexpected) < MAX_SHOWN:
             self.unexpected.append(one)
 
     @property
@@ -116,7 +116,7 @@ def judge_resources(
         if name == JOBS:  # each may keep some memory, and their number may have grown
             allowance = JOB_MIB * MIB * max(figures.get(PROCESSES, 0.0) for figures in idle)
         peak = max(peaks.get(name, 0.0), *values)
-        counts = len(values) >= LEAST_SAMPLES and not (name == GPU and is_gpu_shared)
+        counts = len(values) >= MIN_SAMPLES and not (name == GPU and is_gpu_shared)
         first, last = _ends(values)
         is_flat = last - first <= allowance and not (name in BUSY and any(values))
         verdict = ResourceVerdict(name, start.get(name), first, last, peak, allowance, is_flat if counts else None)

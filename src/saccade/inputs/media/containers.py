@@ -85,7 +85,7 @@ class _Thinned:
             message = "the video takes too long to decode; send a shorter one, or frames"
             raise RequestError(message, code="video_too_long", status=413)
         self.num_seen += 1
-        self.allowance.go_on()
+        self.allowance.check_cancelled()
         if (self.num_seen - 1) % self.step:
             return False
         most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))

@@ -112,7 +112,7 @@ class MediaPool:
                     cost_s=cost_s,
                     caller=allowance.caller,
                     hold=allowance.hold,
-                    go_on=allowance.go_on,
+                    check_cancelled=allowance.check_cancelled,
                 )
             return _read(output, is_video=job.is_video)
         except JobKilledError as error:

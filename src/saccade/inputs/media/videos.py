@@ -88,7 +88,7 @@ def _load_frames(
     stack = new((len(frames), *first.shape))
     stack[0] = first
     for index, frame in enumerate(frames[1:], start=1):
-        allowance.go_on()
+        allowance.check_cancelled()
         measured = measure_image(frame, limits)
         if measured.num_pixels != size.num_pixels:
             raise invalid_video(_SIZES)

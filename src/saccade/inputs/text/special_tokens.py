@@ -99,14 +99,16 @@ class SpecialTokenGuard:
         if len(pieces) == 1:
             return (Segment(text),)
         marks = list(accumulate(map(len, pieces[:-1:2])))  # positions of the marks, as offsets into the text
-        beside = set(zip(pieces[1::2], marks, strict=True))
+        mark_positions = set(zip(pieces[1::2], marks, strict=True))
         matches = self._guarded.all_tokens.finditer(text)
-        return plain_segments(text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, beside)))
+        return plain_segments(
+            text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, mark_positions))
+        )
 
-    def _is_marked_tag(self, match: re.Match[str], beside: set[tuple[str, int]]) -> bool:
+    def _is_marked_tag(self, match: re.Match[str], mark_positions: set[tuple[str, int]]) -> bool:
         is_closing = match.group().startswith("</")
         mark = (self._before, match.start()) if is_closing else (self._behind, match.end())
-        return match.group() in self._guarded.tags and mark in beside
+        return match.group() in self._guarded.tags and mark in mark_positions
 
     def _protect_text(self, text: str, has_tags: bool) -> str:
         """Puts marks inside tokens, and at the ends of the stripped text where a token could continue beyond them."""

@@ -82,7 +82,7 @@ async function refresh() {
   }
 }
 
-/* An engine that was started again counts from the beginning. */
+/* An engine that was restarted counts from the beginning. */
 function isRestarted({ now, scheduler }) {
   const before = samples.at(-1);
   return before && (now < before.now || scheduler.prefix_queried_tokens < before.scheduler.prefix_queried_tokens);

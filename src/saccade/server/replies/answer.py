@@ -147,7 +147,9 @@ class Answer:
             raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param=self._job.structure_param)
         if delta.finish_reason == "error":
             is_sure = delta.stop_reason in (NO_NUMBERS, NO_HIDDEN_NUMBERS)
-            text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
+            text = "the engine failed to compute the answer" + (
+                "; the model produced NaN or infinity" if is_sure else ""
+            )
             raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
         if delta.finish_reason == "abort" and self._service.phase is not ServerPhase.READY:
             raise draining()

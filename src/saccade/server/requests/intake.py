@@ -267,9 +267,9 @@ class PromptRoute(ABC, Generic[R]):
             is_count=self.is_count,
             has_answer=self.has_answer,
             hold=place.hold,
-            go_on=place.go_on,
+            check_cancelled=place.check_cancelled,
             waiting=partial(self.service.workers.waiting, place.caller),
-            beside=self.service.workers.beside_media,
+            submit=self.service.workers.submit_parallel,
             caller=place.caller,
         )
         try:

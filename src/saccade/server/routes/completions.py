@@ -53,7 +53,7 @@ class CompletionRoute(PromptRoute[CompletionRequest]):
         if not given:
             text = "the prompt is empty; at least one token is needed"
             raise RequestError(text, param="prompt", code="invalid_value")
-        allowance.go_on()
+        allowance.check_cancelled()
         processor = self.service.engine.processor
         if isinstance(given, str):
             return processor.text(given, allowance=allowance)

@@ -58,7 +58,7 @@ class EmbeddingRoute(PromptRoute[EmbeddingRequest]):
         return tuple(self._one(text, name, request, allowance) for text, name in zip(given, names, strict=True))
 
     def _one(self, given: PromptText, name: str, request: EmbeddingRequest, allowance: Allowance) -> Prompt:
-        allowance.go_on()
+        allowance.check_cancelled()
         processor, is_text = self.service.engine.processor, isinstance(given, str)
         if not given:
             text = f"{name} is empty; at least one {'character' if is_text else 'token'} is needed"

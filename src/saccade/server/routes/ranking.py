@@ -81,7 +81,7 @@ class RankingRoute(PromptRoute[R]):
         contents = [message["content"] for message in messages] if messages is not None else compared.contents
         found = []
         for first, second in compared.pairs:
-            allowance.go_on()
+            allowance.check_cancelled()
             try:
                 found.append(
                     engine.processor.pair(

@@ -85,7 +85,7 @@ class Place:
         with self._admission.lock:
             self._is_working = True
         try:
-            self.go_on()
+            self.check_cancelled()
             yield
         finally:
             with self._admission.lock:
@@ -93,7 +93,7 @@ class Place:
                 if self._is_gone:
                     self._release()
 
-    def go_on(self) -> None:
+    def check_cancelled(self) -> None:
         """Raises if the request has left, so that no work is wasted on it."""
         if self._is_gone:
             raise StopWorkError

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from saccade.errors import contained
-from saccade.jobs.fair_line import FairLine
+from saccade.jobs.fair_queue import FairQueue
 
 T = TypeVar("T")
 
@@ -19,14 +19,14 @@ class LoopWork:
 
     def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s
-        self._line: FairLine[tuple[asyncio.Future[Any], Callable[[], Any]]] = FairLine()
+        self._queue: FairQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = FairQueue()
         self._is_due = False
 
     async def run(self, work: Callable[[], T], caller: str = "") -> T:
         """A cancelled call is skipped."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._line.put(caller, (future, work))
+        self._queue.put(caller, (future, work))
         if not self._is_due:
             self._is_due = True
             loop.call_soon(self._run_slice, loop)
@@ -35,12 +35,12 @@ class LoopWork:
     def _run_slice(self, loop: asyncio.AbstractEventLoop) -> None:
         end = monotonic() + self._slice_s
         try:
-            while self._line:
-                _do(*self._line.take())
+            while self._queue:
+                _do(*self._queue.take())
                 if monotonic() >= end:
                     break
         finally:
-            self._is_due = bool(self._line)
+            self._is_due = bool(self._queue)
             if self._is_due:
                 loop.call_soon(self._run_slice, loop)
 

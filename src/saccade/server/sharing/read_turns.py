@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from saccade.jobs.fair_line import FairLine
+from saccade.jobs.fair_queue import FairQueue
 
 AT_A_TIME = 8
 PATIENCE_S = 0.05  # a client that sends nothing loses its turn after this
@@ -17,7 +17,7 @@ class ReadTurns:
 
     def __init__(self, at_a_time: int = AT_A_TIME) -> None:
         self._num_free = at_a_time
-        self._line: FairLine[asyncio.Future[None]] = FairLine()
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
@@ -42,18 +42,18 @@ class ReadTurns:
             self._num_free -= 1
             return
         mine = asyncio.get_running_loop().create_future()
-        self._line.put(caller, mine)
+        self._queue.put(caller, mine)
         try:
             await mine
         except asyncio.CancelledError:
-            self._line.leave(caller, mine)
+            self._queue.leave(caller, mine)
             if mine.done() and not mine.cancelled():
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        while self._line:
-            if not (first := self._line.take()).done():
+        while self._queue:
+            if not (first := self._queue.take()).done():
                 first.set_result(None)
                 return
         self._num_free += 1

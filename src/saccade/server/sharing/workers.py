@@ -28,7 +28,7 @@ class Workers:
         # processes that decode. Slots let `num_threads` of them work at a time.
         self._media_threads = WorkQueue(num_media_requests, "media")
         self._media_slots = FairSlots(num_threads)
-        self._beside_media = ThreadPoolExecutor(num_threads, thread_name_prefix="beside")
+        self._parallel = ThreadPoolExecutor(num_threads, thread_name_prefix="parallel")
 
     @property
     def oldest_s(self) -> float:
@@ -68,11 +68,11 @@ class Workers:
         finally:
             self._media_slots.acquire(caller)
 
-    def beside_media(self, work: Callable[[], T]) -> Future[T]:
+    def submit_parallel(self, work: Callable[[], T]) -> Future[T]:
         """Runs work in another thread while a media thread decodes."""
-        return self._beside_media.submit(work)
+        return self._parallel.submit(work)
 
     def shutdown(self) -> None:
         for queue in (self._preparing, self._parsing, self._media_threads):
             queue.shutdown()
-        self._beside_media.shutdown(wait=False, cancel_futures=True)
+        self._parallel.shutdown(wait=False, cancel_futures=True)
