@@ -1,9 +1,12 @@
 """Configs of the hub, old and new, flat and nested, describe the same models."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from saccade.errors import ConfigError
 from saccade.layers.layer_spec import LinearScaling, PoolSpec
 from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, ModelSpec, VisionSpec
@@ -62,3 +65,10 @@ def test_gemma3_4b() -> None:
     assert (local.base, local.scaling, whole.base, whole.scaling) == (1e4, None, 1e6, LinearScaling(factor=8.0))
     assert decoder.embedding_scale == 2560**0.5 and decoder.norm.offset == 1.0 and decoder.tied_head
     assert vision.merge == 4 and isinstance(vision.projector, PoolSpec) and vision.projector.unit == 16
+
+
+def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{re.escape(str(tmp_path))} has no config.json, so it is not a checkpoint$"
+    ):
+        Config.read(tmp_path / "config.json")

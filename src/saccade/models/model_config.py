@@ -40,6 +40,8 @@ class Config:
     def read(cls, path: Path) -> "Config":
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):

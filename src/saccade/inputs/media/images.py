@@ -50,7 +50,7 @@ class ImageLimits:
     max_pixels: int = 64 * 2**20
     max_aspect: float = 200.0
     max_frames: int = 768
-    max_video_bytes: int = 64 * 2**20
+    max_video_bytes: int = 2**30
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
     max_videos: int = 16
