@@ -109,9 +109,34 @@ def test_non_finite_values_must_agree_unless_rounding_decides() -> None:
 
 
 def test_a_single_value_is_compared_and_an_empty_output_never_differs() -> None:
-    one, none = {"y": torch.ones(1)}, {"y": torch.ones(0, 4)}
+    one = {"y": torch.ones(1)}
     assert error_differences({"y": torch.full((1,), 2.0)}, one, [one])[0].num_wrong == 1
-    assert error_differences(none, none, [none]) == []
+    for shape in ((0, 4), (4, 0)):
+        none = {"y": torch.ones(shape)}
+        assert error_differences(none, none, [none]) == []
+
+
+def test_an_element_that_may_overflow_excuses_nothing_beside_it() -> None:
+    for right, noisy in ((torch.inf, 5.0), (5.0, torch.inf)):
+        plain = {"y": torch.tensor([[right, 1.0]])}
+        runs = [{"y": torch.tensor([[noisy, 1.0]])}] * 2
+        assert error_differences(plain, plain, runs) == []
+        (found,) = error_differences({"y": torch.tensor([[right, 2.0]])}, plain, runs)
+        assert found.num_wrong == 1
+
+
+def test_an_error_is_estimated_from_an_elements_own_row_and_channel() -> None:
+    """The row's noise allows it only where the channel's does too, and a silent row allows nothing."""
+
+    def is_allowed(moves: Tensor, row: int, column: int) -> bool:
+        plain = {"y": torch.zeros_like(moves)}
+        wrong = {"y": torch.zeros_like(moves)}
+        wrong["y"][row, column] = 1
+        return error_differences(wrong, plain, [{"y": moves}]) == []
+
+    assert is_allowed(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), 0, 0)
+    assert not is_allowed(torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]), 0, 0)
+    assert not is_allowed(torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]), 0, 0)
 
 
 def test_noise_changes_nothing_that_outlives_the_run() -> None:

@@ -169,6 +169,52 @@ def test_a_nondeterministic_kernel_must_be_declared() -> None:
     assert not verify(wrong).is_right, "declared kernels are still compared, within an estimated error"
 
 
+def test_only_the_given_buckets_are_verified() -> None:
+    runner = toy.make_runner()
+    keys = {str(graph.key) for graph in runner.graphs}
+    for graph in runner.graphs:
+        rows_of = verify(runner, buckets=[graph.key.capacity], same_shape=True).rows
+        assert {row.key for row in rows_of} & keys == {str(graph.key)}
+
+
+def test_a_row_has_the_largest_difference_of_all_outputs() -> None:
+    runner = rows_runner(lambda frame: numbers(frame, 1, 1), torch.float32, ids=True)
+    runner.phase = replace(runner.phase, body=lambda frame: numbers(frame, 2, 1000))  # eager results
+    first = verify(runner, same_shape=True).rows[0]
+    assert "'y'" in first.problem and first.difference == pytest.approx(0.999)
+
+
+def numbers(frame: Frame, scale: int, first_id: int) -> dict[str, Tensor]:
+    return {"y": frame["x"] * scale, "ids": frame["x"].argmax(-1) * 0 + first_id}
+
+
+def test_temporaries_hold_nan_before_poisoned_and_shuffled_replays() -> None:
+    """A call between two pieces sees what the pieces computed. Without valid rows, all of it is NaN."""
+    seen: list[bool] = []
+
+    def look(a: Tensor) -> Tensor:
+        seen.append(bool(a.isnan().all()))
+        return a * 1
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"y": frame.outside(look, out="b", a=frame["x"] * 1).tanh()}
+
+    runner = rows_runner(body, torch.float32, GraphSettings(mode=Mode.PIECEWISE))
+    seen.clear()
+    assert verify(runner, same_shape=True).is_right
+    assert sum(seen) == 2, "before the batch of the poisoned sequence, and before the first of the shuffled one"
+
+
+def test_the_problem_says_whether_padding_leaked_or_a_result_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaky = rows_runner(lambda frame: {"y": frame["x"] + frame["x"].sum()}, torch.float32)
+    (poisoned,) = (row for row in verify(leaky, same_shape=True).rows if row.sequence == "poisoned")
+    assert poisoned.problem.startswith("padding matters: ") and poisoned.difference > 0
+    monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # disables the guard that would refuse a view
+    kept = rows_runner(lambda frame: {"y": frame["x"].tanh()}, torch.float32)
+    (first,) = (row for row in verify(kept, consume=dict, same_shape=True).rows if row.sequence.startswith("small"))
+    assert first.problem.startswith("a result changed after it was handed over: ") and first.difference > 0
+
+
 def _jittered(frame: Frame, calls: Iterator[int]) -> Tensor:
     """The last bit changes from call to call."""
     moved = frame.outside(lambda a: a * (1 + 1.2e-7 * (next(calls) % 3)), out="b", a=frame["x"] * 1)
