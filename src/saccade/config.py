@@ -106,6 +106,20 @@ def shadow_folder() -> Path | None:
     return _private_folder("shadow")
 
 
+def writable_folder(named: str, flag: str) -> Path:
+    """The folder that the user named with `flag`, created if it does not exist."""
+    try:
+        folder = Path(named).expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{named} is not a folder ({flag})") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user as in ~name
+        raise ConfigError(f"{named} cannot be created: {getattr(error, 'strerror', None) or error} ({flag})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{named} cannot be written to by this user ({flag})")
+    return folder
+
+
 def _private_folder(name: str) -> Path | None:
     """A folder that only this user can read and that persists between starts; None if it cannot be created."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,6 +1,7 @@
 """How an engine and its worker handle commands that arrive while the device works."""
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +18,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import StepResult
 from saccade.scheduling.orders import Run
 from saccade.wire.engine_settings import SchedulerSettings
-from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
+from saccade.wire.messages import Add, BeginTrace, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
 from tests.engine.simulated import make_scheduler
@@ -163,3 +164,25 @@ def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None
     Worker(engine, commands, tell).run()
     assert sorted(ends) == [1, 2, 3, 4] and isinstance(replies.get(), Updates)
     assert [one.num_sampled for one in device.of(Run)] == [1, 3]
+
+
+def test_an_idle_worker_ends_a_trace_at_its_time_limit(
+    sockets: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, front = sockets
+    engine, _ = slow_engine(lambda: True)
+    end = engine.trace.end
+
+    def end_and_close() -> Any:
+        front.send(encode(Close()))  # no command arrived before
+        return end()
+
+    monkeypatch.setattr(engine.trace, "end", end_and_close)
+    front.send(encode(BeginTrace(1, limit_s=0.02)))
+    worker = threading.Thread(target=Worker(engine, commands, lambda reply: None).run, daemon=True)
+    worker.start()
+    worker.join(60)
+    was_closed = not worker.is_alive()
+    front.send(encode(Close()))
+    worker.join(60)
+    assert was_closed

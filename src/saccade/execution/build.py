@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from saccade.config import shadow_folder
+from saccade.config import shadow_folder, writable_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.compilers import CompileProcesses
@@ -113,6 +113,8 @@ def build_engine(
     with the reason, if the engine's ranks cannot continue. `tries_grammars` compiles untrusted grammars in trial
     processes first (see `Trials`). `compiling` is waited for once the weights are loaded."""
     folder, device = Path(folder), device_named(settings.device)
+    if settings.shadow and settings.shadow_dir:
+        writable_folder(settings.shadow_dir, "--shadow-dir")  # before the weights are loaded
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)

@@ -9,6 +9,8 @@ from time import monotonic
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from saccade.config import writable_folder
+from saccade.errors import ConfigError
 from saccade.scheduling.engine import Engine
 from saccade.wire import messages
 
@@ -48,21 +50,25 @@ class Watch:
         if self._trace_until is None and self._profile_until is None:
             return
         now = self._clock()
-        if self._trace_until is not None and now > self._trace_until:
+        if self._trace_until is not None and now >= self._trace_until:
             self._trace_until = None
             self._engine.trace.end()
-        if self._profile_until is not None and now > self._profile_until:
+        if self._profile_until is not None and now >= self._profile_until:
             self._written = self._write()
+
+    def seconds_left(self) -> float | None:
+        """Until `check` has something to do; None if nothing is being recorded."""
+        limits = [limit for limit in (self._trace_until, self._profile_until) if limit is not None]
+        return max(0.0, min(limits) - self._clock()) if limits else None
 
     def _start(self, asked: messages.StartProfile) -> str:
         """Starts a profile. Returns why it could not, or an empty string."""
         if self._profiler is not None:
             return "a profile is already running; POST /stop_profile ends it"
-        folder = Path(asked.folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            return f"{folder} cannot be created: {error.strerror} (--profile-folder)"
+            folder = writable_folder(asked.folder, "--profile-folder")
+        except ConfigError as error:
+            return str(error)
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
         self._profiler, self._folder = profile(activities=kinds, acc_events=False), folder
         self._profiler.start()

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -109,7 +110,9 @@ class Worker:
         if not flags and has_idle_work and not self._commands.poll(IDLE_MS):
             self._use_idle_time()
             return
-        self._take_waiting(flags)
+        limit_s = None if flags else self._watch.seconds_left()
+        if limit_s is None or self._commands.poll(ceil(limit_s * 1000)):
+            self._take_waiting(flags)
 
     def _take_waiting(self, flags: int = zmq.NOBLOCK, most: int = MAX_COMMANDS) -> None:
         """Takes the commands that are there. Without NOBLOCK, waits for the first one."""

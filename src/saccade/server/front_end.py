@@ -21,6 +21,7 @@ from rich.console import Console
 from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
+from saccade.config import writable_folder
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.app import build_app
@@ -58,6 +59,8 @@ def serve(
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
+        if settings.profile_folder:
+            writable_folder(settings.profile_folder, "--profile-folder")
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
             warnings.filterwarnings(

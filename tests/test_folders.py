@@ -1,0 +1,54 @@
+"""Folders that a user names are created or refused at the start, and the flag is named."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from saccade.config import writable_folder
+from saccade.errors import ConfigError
+from saccade.execution.build import build_engine
+from saccade.inputs.processor import Processor
+from saccade.server.front_end import EXIT_CANNOT_START, serve
+from saccade.server.server_settings import ServerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+
+def test_a_folder_is_created_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = writable_folder("~/a/b", "--shadow-dir")
+    assert folder == tmp_path / "a" / "b" and folder.stat().st_mode & 0o777 == 0o700
+    assert writable_folder(str(folder), "--shadow-dir") == folder, "it may exist"
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file is not a folder \(--shadow-dir\)"):
+        writable_folder(str(tmp_path / "file"), "--shadow-dir")
+    with pytest.raises(ConfigError, match=r"inner cannot be created: Not a directory \(--shadow-dir\)"):
+        writable_folder(str(tmp_path / "file" / "inner"), "--shadow-dir")
+    with pytest.raises(ConfigError, match=r"~nobody-has-this-name/x cannot be created: .*\(--shadow-dir\)"):
+        writable_folder("~nobody-has-this-name/x", "--shadow-dir")
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(ConfigError, match=r"cannot be written to by this user \(--shadow-dir\)"):
+        writable_folder(str(tmp_path), "--shadow-dir")
+
+
+def test_a_server_refuses_a_folder_for_profiles_before_it_listens(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    settings = ServerSettings(port=0, profile_folder=str(tmp_path / "file"))
+    assert serve(str(tmp_path), settings) == EXIT_CANNOT_START
+    told = capfd.readouterr().err
+    assert f"{tmp_path / 'file'} is not a folder (--profile-folder)" in told and "listening" not in told
+
+
+def test_an_engine_refuses_a_folder_for_wrong_replays_before_it_loads_anything(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = EngineSettings(device="cpu", shadow=0.5, shadow_dir=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="--shadow-dir"):
+        build_engine(tmp_path, settings, SchedulerSettings(), processor=Processor.__new__(Processor))
+    ignored = EngineSettings(device="cpu", shadow=0.0, shadow_dir=str(tmp_path / "file"))
+    with pytest.raises(Exception, match=r"config\.json"):  # it goes on to the model
+        build_engine(tmp_path, ignored, SchedulerSettings(), processor=Processor.__new__(Processor))
