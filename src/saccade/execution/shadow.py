@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from saccade.execution.executor import DeviceExecutor
@@ -55,7 +56,7 @@ class ReplayRecord:
     reads: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
     cached: dict[str, Tensor] | None = None  # a copy of what it wrote to caches, where a check writes too
-    is_begun: bool = False  # a check of it was interrupted
+    is_begun: bool = False  # a check of it has begun
     is_lost: bool = False
 
 
@@ -142,6 +143,7 @@ class Shadow:
         record = self._next(should_stop)
         if record is None:
             return None
+        record.is_begun = True
         try:
             with _Interruptible(should_stop, record.runner.phase.arena.device):
                 found = self._compare(record)
@@ -149,7 +151,7 @@ class Shadow:
             self._postpone(record)
             return None
         except Exception as error:
-            self.count(record.key.phase, "failed")
+            self._drop(record, "failed")
             return error
         mismatch = None if found is None else self._report(record, *found)
         record.cached = None  # the slab keeps the record, and so this memory, until its place is reused
@@ -174,14 +176,13 @@ class Shadow:
     def _postpone(self, record: ReplayRecord) -> None:
         """Puts the record first in line for a later check."""
         self.count(record.key.phase, "interrupted")
-        record.is_begun = True
         if "slots" not in record.arrays:
             record.cached = None  # other passes may write there meanwhile; the check did not
         self._records.appendleft(record)
 
     def _drop(self, record: ReplayRecord, why: str) -> None:
-        """Gives up on the record. What an unfinished check wrote counts as a pass: if the graph is wrong, the keys and
-        values are no longer those that other replays read."""
+        """Gives up on the record. What its check wrote counts as a pass: the keys and values may no longer be those
+        that other replays read."""
         self.count(record.key.phase, why)
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
@@ -194,7 +195,7 @@ class Shadow:
         if found is None:
             self.count(record.key.phase, "equal")
         elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
-            self.count(record.key.phase, "unsteady")  # eager runs differ from each other, so the graph may be right
+            self._drop(record, "unsteady")  # eager runs differ from each other, so the graph may be right
             return None
         return found
 
@@ -222,28 +223,38 @@ class Shadow:
         return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
 
     def _report(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
+        """Retires the graph, and saves what is needed to replay the record."""
         self.count(record.key.phase, "different")
-        assert record.cached is not None, "it was compared"
         digest = digest_of({**record.inputs, **record.reads}, record.arrays)
-        file = ShadowFile(
-            origin=self._origin,
-            key=record.key,
-            arrays=record.arrays,
-            inputs=record.inputs,
-            reads=record.reads,
-            cached=context_of(self._executor.state, record.arrays),
-            replayed={**record.results, **record.cached},
-            eager=right,
-            most_bytes=self.slab_for(record.runner).most_bytes,
-            digest=digest,
-            versions=current_versions(record.runner.phase.arena.device),
-        )
-        path = write_file(file)
         record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
         for other in self._records:  # they may have read what the wrong graph wrote, which the check overwrote
             self.count(other.key.phase, "overwritten")
         self._records.clear()
+        path = self._save(record, right, digest)
         return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
+
+    def _save(self, record: ReplayRecord, right: Tensors, digest: str) -> Path | None:
+        """Returns the path of the new file, or None if there is no folder for it or it could not be written."""
+        assert record.cached is not None, "it was compared"
+        if self._origin.folder is None:
+            return None
+        try:
+            file = ShadowFile(
+                origin=self._origin,
+                key=record.key,
+                arrays=record.arrays,
+                inputs=record.inputs,
+                reads=record.reads,
+                cached=context_of(self._executor.state, record.arrays),
+                replayed={**record.results, **record.cached},
+                eager=right,
+                most_bytes=self.slab_for(record.runner).most_bytes,
+                digest=digest,
+                versions=current_versions(record.runner.phase.arena.device),
+            )
+            return write_file(self._origin.folder, file)
+        except (OSError, SafetensorError, RuntimeError):  # no permission, or a full disk or device
+            return None
 
 
 class _Watcher:

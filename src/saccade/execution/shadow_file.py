@@ -97,27 +97,25 @@ def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
     return found
 
 
-def write_file(file: ShadowFile) -> Path | None:
-    """Returns the file's path, or None if it could not be written. Deletes the oldest files beyond the limit."""
-    folder = file.origin.folder
-    if folder is None:
-        return None
+def write_file(folder: Path, file: ShadowFile) -> Path:
+    """Returns the file's path. Deletes the oldest files beyond the limit."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{file.key.phase}-{file.digest}{SUFFIX}"
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    for old in files[: max(0, len(files) - MAX_FILES + 1)]:
+        old.unlink(missing_ok=True)
+    groups = {"array": _tensors(file.arrays)} | {name: getattr(file, field) for name, field in GROUPS.items()}
+    tensors = {
+        f"{group}/{name}": tensor.detach().cpu().contiguous().clone()
+        for group, named in groups.items()
+        for name, tensor in named.items()
+    }
+    path.touch(mode=0o600)  # it holds users' prompts and images
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
-        for old in files[: max(0, len(files) - MAX_FILES + 1)]:
-            old.unlink()
-        groups = {"array": _tensors(file.arrays)} | {name: getattr(file, field) for name, field in GROUPS.items()}
-        tensors = {
-            f"{group}/{name}": tensor.detach().cpu().contiguous().clone()
-            for group, named in groups.items()
-            for name, tensor in named.items()
-        }
         save_file(tensors, path, _metadata(file))
-        path.chmod(0o600)
-    except (OSError, SafetensorError):  # disk full or no permission: report without a file
-        return None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
