@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs import Arena, Capacity, Fill, OwnIndex, RepeatLast, boundaries, metadata, output, rows
+from saccade.graphs import Arena, Capacity, Fill, OwnIndex, boundaries, metadata, output, rows
 from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 
 LIMITS = {"tokens": 16, "segments": 5}
@@ -17,10 +17,10 @@ LIMITS = {"tokens": 16, "segments": 5}
 def make_arena() -> Arena:
     buffers = [
         rows("x", ("tokens", 3), torch.float32),
-        rows("last", ("tokens",), torch.float32, padding=RepeatLast()),
+        rows("weights", ("tokens",), torch.float32, padding=Fill(0.5)),
         rows("three", (3, "tokens"), torch.int64, padding=Fill(-1)),
         metadata("slots", ("tokens",), torch.int64, padding=Fill(7)),
-        metadata("positions", (3, "tokens"), padding=RepeatLast()),
+        metadata("positions", (3, "tokens"), padding=Fill(2)),
         metadata("order", ("tokens",), padding=OwnIndex()),
         metadata("scale", (), torch.float32),
         rows("bias", (2,), torch.float32),
@@ -34,7 +34,7 @@ def values(*lengths: int) -> dict[str, Any]:
     n = sum(lengths)
     return {
         "x": torch.randn(n, 3),
-        "last": torch.arange(1.0, n + 1),
+        "weights": torch.arange(1.0, n + 1),
         "three": torch.randint(1, 9, (3, n)),
         "slots": torch.arange(n),
         "positions": np.arange(3 * n).reshape(3, n),
@@ -52,11 +52,11 @@ def test_a_batch_and_its_padding_land_in_the_views() -> None:
     views = arena.views(capacity)
     assert torch.equal(views["x"][:5], given_values["x"])
     assert views["x"][5:].eq(0).all()
-    assert views["last"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5]
+    assert views["weights"].tolist() == [1, 2, 3, 4, 5, 0.5, 0.5, 0.5]
     assert torch.equal(views["three"][:, :5], given_values["three"])
     assert views["three"][:, 5:].eq(-1).all()
     assert views["slots"].tolist() == [0, 1, 2, 3, 4, 7, 7, 7]
-    assert views["positions"][2].tolist() == [10, 11, 12, 13, 14, 14, 14, 14]
+    assert views["positions"][2].tolist() == [10, 11, 12, 13, 14, 2, 2, 2]
     assert views["order"].tolist() == [4, 3, 2, 1, 0, 5, 6, 7]
     assert views["scale"].item() == 0.5
     assert views["bias"].tolist() == [1.5, 2.5]
@@ -104,8 +104,7 @@ def test_old_content_of_a_slab_never_shows() -> None:
         given_values, capacity, total = values(*lengths), capacities[rng.integers(len(capacities))], sum(lengths)
         arena.fill(arena.admit(given_values), capacity)
         views, padded = arena.views(capacity), capacity["tokens"] - total
-        last = given_values["positions"][:, -1:] if total else np.zeros((3, 1))
-        positions = np.concatenate([given_values["positions"], np.repeat(last, padded, axis=1)], axis=1)
+        positions = np.concatenate([given_values["positions"], np.full((3, padded), 2)], axis=1)
         assert views["slots"].tolist() == [*range(total), *[7] * padded]
         assert views["positions"].tolist() == positions.tolist()
         assert views["order"].tolist() == [*reversed(range(total)), *range(total, capacity["tokens"])]
@@ -206,13 +205,13 @@ BAD_BATCHES = [
     ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
     ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
     ({"three": torch.zeros(5, dtype=torch.int64)}, r"'three' has shape \(5,\); the buffer is \(3, 'tokens'\)"),
-    ({"x": torch.zeros(4, 3)}, "inputs disagree on 'tokens': 'x' has 4, 'last' has 5"),
+    ({"x": torch.zeros(4, 3)}, "inputs disagree on 'tokens': 'x' has 4, 'weights' has 5"),
     ({"slots": [0.5] * 5}, "metadata 'slots' is float64; the buffer holds integers"),
     ({"cu": [0, 3, 2, 5]}, "boundaries 'cu' fall from 3 to 2 at 2; they must not decrease"),
     ({"cu": [1, 5]}, r"boundaries 'cu' start with \[1\]; they must start with 0"),
     ({"cu": []}, "boundaries 'cu' start with"),
     ({"cu": [0, 4]}, "boundaries 'cu' end at 4; the batch has 5 tokens"),
-    ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, last, three"),
+    ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, weights, three"),
     ({"x": torch.zeros(5, 3, device="meta")}, r"input 'x' is on meta; the buffer is on cpu \(or pin it\)"),
     ({"slots": torch.arange(5, device="meta")}, r"metadata 'slots' is on meta; pass the host's copy"),
 ]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from saccade.graphs import Arena, Capacity, Frame, GraphRunner, Phase, audit, metadata, output, rows
-from saccade.graphs.audit import AuditReport, AuditRow, fill_problems
-from saccade.graphs.buffers import Fill, OwnIndex, Padding, RepeatLast
+from saccade.graphs.audit import SMALL_BYTES, AuditReport, AuditRow, fill_problems
+from saccade.graphs.buffers import Fill, OwnIndex, Padding
 from tests.graphs import toy
 
-PADDINGS: dict[str, Padding] = {"filled": Fill(7), "own": OwnIndex(), "repeated": RepeatLast()}
+PADDINGS: dict[str, Padding] = {"filled": Fill(7), "own": OwnIndex()}
 
 
 def findings(runner: GraphRunner, **how: Any) -> list[str]:
@@ -66,6 +66,35 @@ def test_a_write_that_keeps_the_sum_of_small_state_is_found() -> None:
             return super().forward(frame)
 
     assert any("a replay changes 'ring'" in finding for finding in findings(toy.make_runner(encoder=Turning())))
+
+
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_a_write_to_large_state_is_found(place: int) -> None:
+    """In any of its pieces, and in the last bytes, which make no whole word."""
+
+    class Writing(toy.Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Buffer(torch.zeros(6 * SMALL_BYTES + 3, dtype=torch.uint8))
+
+        def forward(self, frame: Frame) -> dict[str, Tensor]:
+            self.table[place * SMALL_BYTES if place >= 0 else -1] += 1
+            return super().forward(frame)
+
+    assert any("a replay changes 'table'" in finding for finding in findings(toy.make_runner(encoder=Writing())))
+
+
+def test_a_write_that_moves_pieces_of_large_state_is_found() -> None:
+    class Turning(toy.Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Buffer(torch.arange(3.0).repeat_interleave(SMALL_BYTES))
+
+        def forward(self, frame: Frame) -> dict[str, Tensor]:
+            self.table.copy_(self.table.roll(SMALL_BYTES))
+            return super().forward(frame)
+
+    assert any("a replay changes 'table'" in finding for finding in findings(toy.make_runner(encoder=Turning())))
 
 
 def test_a_refused_replay_is_a_finding_with_its_reason() -> None:

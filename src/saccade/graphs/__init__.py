@@ -12,7 +12,7 @@ from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit
-from saccade.graphs.buffers import Buffer, Fill, OwnIndex, RepeatLast, boundaries, bridge, metadata, output, rows
+from saccade.graphs.buffers import Buffer, Fill, OwnIndex, boundaries, bridge, metadata, output, rows
 from saccade.graphs.example_layouts import Values
 from saccade.graphs.frame import Body, Frame
 from saccade.graphs.lane import lane_for
@@ -38,7 +38,6 @@ __all__ = [
     "Mode",
     "OwnIndex",
     "Phase",
-    "RepeatLast",
     "Tier",
     "Values",
     "VerifyReport",

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.choice.key import Capacity
 from saccade.choice.shape import Boundary, misfit
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.buffers import Buffer, DummySegment, Fill, RepeatLast, Role
+from saccade.graphs.buffers import Buffer, DummySegment, Fill, Role
 from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
@@ -208,13 +208,9 @@ def _fill_rows(buffer: Buffer, value: Tensor, view: Tensor) -> None:
     count, num_padded = value.shape[axis], view.shape[axis] - value.shape[axis]
     if value.data_ptr() != view.data_ptr():
         view.narrow(axis, 0, count).copy_(value, non_blocking=True)
-    if not num_padded:
-        return
-    padded = view.narrow(axis, count, num_padded)
-    if isinstance(buffer.padding, RepeatLast) and count:
-        padded.copy_(view.narrow(axis, count - 1, 1).expand_as(padded))
-    else:
-        padded.fill_(buffer.padding.value if isinstance(buffer.padding, Fill) else 0)
+    if num_padded:
+        assert isinstance(buffer.padding, Fill), "only metadata may be padded in another way"
+        view.narrow(axis, count, num_padded).fill_(buffer.padding.value)
 
 
 def _check_declaration(buffers: Sequence[Buffer], limits: Capacity) -> None:

@@ -21,7 +21,7 @@ from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.graphs.arena import Batch, HostArray
-from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
+from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, Role
 from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.example_layouts import Values, compose, equal_totals, num_segments
@@ -34,7 +34,7 @@ from saccade.graphs.phase import Outputs, copy_out
 from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
-SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger state by its sum
+SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger state by the sums of its pieces
 # Kernels with memory of their own: cuBLAS clears its workspace before use; all-reduces have tables of their buffers.
 HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
 MAX_FINDINGS = 5  # per check
@@ -259,7 +259,7 @@ def _kept_views(runner: GraphRunner, result: Any) -> list[str]:
 
 
 def _contents(runner: GraphRunner) -> dict[str, Tensor]:
-    """State that a pass must not change: small tensors in full, large ones as a sum of their bits."""
+    """State that a pass must not change: small tensors in full, large ones as sums of their pieces."""
     return {name: _bits(tensor) for name, tensor in runner.watched.items() if name not in runner.phase.writes}
 
 
@@ -268,7 +268,8 @@ def _bits(tensor: Tensor) -> Tensor:
     if flat.numel() <= SMALL_BYTES:
         return flat.clone()
     words = flat[: flat.numel() // 4 * 4].view(torch.int32)
-    return words.sum(dtype=torch.int64)
+    sums = torch.stack([piece.sum(dtype=torch.int64) for piece in words.split(SMALL_BYTES)])
+    return torch.cat([sums, flat[words.nbytes :].long()])
 
 
 def fill_problems(runner: GraphRunner, batch: Batch, capacity: Capacity) -> list[str]:
@@ -298,8 +299,6 @@ def _padded(buffer: Buffer, given: Tensor, capacity: Capacity) -> Tensor:
             full[count:] = steps.clamp(max=last).to(buffer.dtype)
         case OwnIndex():
             full[count:] = torch.arange(count, total, dtype=buffer.dtype)
-        case RepeatLast() if count:
-            full[count:] = full[count - 1]
         case Fill(value=value):
             full[count:] = value
     return full.movedim(0, buffer.axis)

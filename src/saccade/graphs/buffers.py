@@ -25,11 +25,6 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatLast:
-    """Padded rows repeat the last valid row (zero if there is none)."""
-
-
-@dataclass(frozen=True, slots=True)
 class OwnIndex:
     """Padded entries hold their own index, so that a permutation of the valid rows becomes one of all rows."""
 
@@ -44,7 +39,7 @@ class DummySegment:
     longest: int | None = None
 
 
-Padding = Fill | RepeatLast | OwnIndex | DummySegment
+Padding = Fill | OwnIndex | DummySegment
 ZERO = Fill(0)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
+from saccade.graphs.buffers import Buffer, DummySegment, OwnIndex, Role
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,10 +55,8 @@ class SlabPlace:
                 np.minimum(ends, self._num_rows, out=view[count:])
         elif isinstance(padding, OwnIndex):
             view[count:] = np.arange(count, len(view))
-        elif isinstance(padding, RepeatLast) and count:
-            view[count:] = view[count - 1]
         else:
-            view[count:] = padding.value if isinstance(padding, Fill) else 0
+            view[count:] = padding.value
 
 
 class SlabLayout:
