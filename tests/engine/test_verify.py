@@ -14,8 +14,14 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.execution.build import build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.verification import audit_graphs, check_graphs, chosen_buckets, verify_graphs
-from saccade.graphs import GraphRunner
+from saccade.execution.verification import (
+    _grid_sequences,
+    audit_graphs,
+    check_graphs,
+    chosen_buckets,
+    verify_graphs,
+)
+from saccade.graphs import Capacity, GraphRunner
 from saccade.graphs.compare import OutputDifference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
@@ -118,6 +124,26 @@ def test_a_short_verification_samples_every_phase(loaded: Load) -> None:
     verify_graphs(small, is_short=True, progress=lambda *each: news.append(each))
     assert all(len(chosen_buckets(phase, is_short=True)) == 1 for phase in small.phases)
     assert news[-1][1] == news[-1][2] == 6, "five phases, vision counted twice"
+
+
+@pytest.mark.parametrize("units", [8, 40, 256, 1024])
+def test_a_vision_bucket_is_verified_with_other_shapes_of_equal_rows(loaded: Load, units: int) -> None:
+    """Tall and wide images, videos of several frames, and images that recur; most fill much of the bucket."""
+    encoder = plain(loaded("qwen3_vl")).encoder
+    assert encoder is not None
+    sequences = _grid_sequences(encoder, Capacity.of(units=units, frames=6))
+
+    def rows(grids: tuple[tuple[int, int, int], ...]) -> int:
+        return sum(frames * height * width for frames, height, width in grids) // encoder.spec.unit
+
+    [tall], [wide], last = sequences["other shapes"]
+    assert tall[1] > tall[2] and wide == (tall[0], tall[2], tall[1]) and last == (tall,)
+    [video], [turned] = sequences["videos"]
+    assert video[0] > 1 and turned == (video[0], video[2], video[1]) and video[1] != video[2]
+    for large in (tall, video):
+        assert units / 2 <= rows((large,)) <= units
+    small, twice = sequences["poisoned shapes"][0], sequences["the same image twice"][0]
+    assert 2 * rows(small) <= rows((wide,)) and twice == small * 2 and rows(twice) <= units
 
 
 def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:

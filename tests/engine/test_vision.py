@@ -18,7 +18,7 @@ from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, rounds, write_slot
 from saccade.execution.state import StateSizes
-from saccade.execution.vision_encoder import Encoder
+from saccade.execution.vision_encoder import Encoder, largest_frame
 from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
@@ -663,3 +663,40 @@ def test_the_cpu_twin_reveals_frozen_boundaries(loaded: Load, monkeypatch: pytes
     with pytest.raises(AssertionError):
         for media in strips:
             check(rig, media)
+
+
+@pytest.mark.parametrize(
+    ("largest", "tiers", "strict", "has_shadow", "rows"),
+    [
+        (48, {Tier.CAPACITY}, False, False, 0),
+        (48, BOTH, False, False, 48),
+        (48, set(), False, False, 48),
+        (48, {Tier.CAPACITY}, True, False, 0),
+        (48, {Tier.CAPACITY}, False, True, 48),
+        (60, {Tier.CAPACITY}, False, False, 60),
+        (60, {Tier.CAPACITY}, True, False, 0),
+        (10**6, {Tier.CAPACITY}, False, False, 512),
+    ],
+)
+def test_memory_is_kept_for_the_largest_pass_that_may_run_eagerly(
+    loaded: Load, largest: int, tiers: set[Tier], strict: bool, has_shadow: bool, rows: int
+) -> None:
+    """Passes of up to 48 rows have graphs. A larger image runs eagerly, and so does a pass without a graph. No image
+    has more rows than a request has tokens, 512 here."""
+    encoder = Rig(loaded("qwen3_vl")).encoder
+    images = encoder.settings.images
+    assert images is not None
+    images = replace(images, max_pixels=largest * (images.patch * images.merge) ** 2)
+    encoder.settings = replace(encoder.settings, images=images, videos=None, has_shadow=has_shadow)
+    encoder.graphs.settings = GraphSettings(tiers=frozenset(tiers), strict=strict)
+    assert encoder.most_eager_rows() == rows
+
+
+def test_the_largest_frame_is_that_of_images_or_videos(loaded: Load) -> None:
+    images = Rig(loaded("qwen3_vl")).images
+    side = images.patch * images.merge
+    videos = video_settings(images)
+    assert largest_frame(None, None) == 0
+    assert largest_frame(replace(images, max_pixels=10 * side**2 + side), None) == 10
+    assert largest_frame(replace(images, max_pixels=10 * side**2), replace(videos, max_pixels=12 * side**2)) == 12
+    assert largest_frame(replace(images, fixed_size=(3 * side, 5 * side), max_pixels=1), None) == 15
