@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import threading
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.media.images import ImageLimits
-from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
+from saccade.inputs.media import media_loader
+from saccade.inputs.media.images import ImageLimits, read_data_url
+from saccade.inputs.media.media_loader import INLINE_CHARS, MediaLoader, MediaSettings
 from saccade.inputs.media.videos import load_video
 from saccade.inputs.text.chat_messages import find_media, read_messages
-from tests.inputs.web import answer, drip, live, serve
+from tests.inputs.web import LIMIT_S, answer, drip, live, serve
 
 
 def picture(size: tuple[int, int] = (12, 8), format_: str = "PNG", seed: int = 0) -> bytes:
@@ -75,25 +77,21 @@ class TestDataUrls:
         assert after[1]["content"][1]["image_url"]["detail"] == "low" and before == message(*parts)
         assert find_media(after[1]["content"][1], "p") is not None
 
-    def test_large_data_urls_do_not_block_the_event_loop(self) -> None:
-        data = np.random.default_rng(0).bytes(8 * 2**20)
-        url = data_url(data)
+    def test_large_data_urls_do_not_block_the_event_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The decoder waits for the event loop, which could not go on if it had to wait for the decoder."""
+        data = bytes(INLINE_CHARS)
+        loop_goes_on = threading.Event()
+
+        def decode(url: str, limits: ImageLimits) -> bytes:
+            assert loop_goes_on.wait(LIMIT_S / 2), "the event loop waits"
+            return read_data_url(url, limits)
+
+        monkeypatch.setattr(media_loader, "read_data_url", decode)
 
         async def test() -> None:
-            loader = MediaLoader(MediaSettings())
-            ticks = 0
-
-            async def tick() -> None:
-                nonlocal ticks
-                while True:
-                    ticks += 1
-                    await asyncio.sleep(0)
-
-            ticking = asyncio.create_task(tick())
-            assert sources(await loader.resolve(message(image_part(url)))) == [data]
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
-            assert ticks > 3
+            loading = asyncio.create_task(MediaLoader(MediaSettings()).resolve(message(image_part(data_url(data)))))
+            asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
+            assert sources(await loading) == [data]
 
         live(test())
 
