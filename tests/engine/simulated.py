@@ -97,6 +97,7 @@ class Device:
     scheduler: Scheduler
     slots: dict[tuple[int, int], bytes] = field(default_factory=dict)
     rows: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    unfinished: tuple[tuple[int, ...], int] | None = None  # pages of an item, and how many parts of it have run
     sampled: dict[str, int] = field(default_factory=dict)
     scored: dict[str, set[int]] = field(default_factory=dict)
     poisoned: dict[str, int] = field(default_factory=dict)  # requests that read garbage, and in which step
@@ -104,6 +105,10 @@ class Device:
     def run(self, plan: StepPlan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
         """Returns the tokens of a plan. Requests in `failing` get an error, and rows encoded for them are garbage."""
         for item in plan.encode:
+            assert item.first_part == 0 or self.unfinished == (item.pages, item.first_part), f"{item} is not next"
+            self.unfinished = None if item.is_last else (item.pages, item.end_part)
+            if not item.is_last:
+                continue
             span = next(s for s in requests[item.request_id].spans if s.media_idx == item.media_idx)
             for row in range(item.num_rows):
                 is_bad = item.request_id in failing

@@ -19,6 +19,7 @@ PIECES = st.lists(st.sampled_from([1, 2, 3, 5, 8, "a", "b", "c", "v", "w"]), min
 ROWS = {"a": 1, "b": 4, "c": 7, "v": 3, "w": 3}  # v and w are one video at two speeds, in two spans with text between
 
 PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.05, ((4, 20), (8, 30)), min_prompt_rows=1)
+DIVIDING = replace(PACE, max_step_s=0.02, num_parts=lambda num_rows: num_rows)
 
 
 def build(pieces: list[int | str], is_whole: bool) -> tuple[list[int], tuple[Span, ...]]:
@@ -62,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([0, 0, 3, 7]),
         encoder_budget=st.integers(1, 12),
         max_model_len=st.integers(16, 60),
-        pace=st.sampled_from([None, PACE, replace(PACE, max_step_s=0.001), replace(PACE, max_step_s=0.0)]),
+        pace=st.sampled_from([None, PACE, replace(PACE, max_step_s=0.001), replace(PACE, max_step_s=0.0), DIVIDING]),
     )
     def start(
         self,

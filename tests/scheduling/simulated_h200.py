@@ -41,6 +41,7 @@ KEY_NS, PAIR_NS = 39.0, 1.18  # attention: per key of an output, and per key of 
 # `bench vision`: 1, 8 and 32 images of 560x560 in 4.1, 24.1 and 92.3 ms. Attention of the tower runs at 376 TFLOP/s in
 # the table of kernels and at 430 in a profile, which is 0.29 ns per pair of patches: 19 of 36 ms for a 1920x1080 image.
 VISION_FIRST_MS, VISION_ROW_MS, VISION_PAIR_NS = 1.26, 7.25e-3, 0.29
+TOWER_BLOCKS = 27
 
 # The GPU is limited by power: in a trace of the first load (2026-11-17) prefills took 8.9 and vision passes 3.3 ms per
 # request, where the times above give 8.2 and 2.9. Products slow down; memory-bound kernels do not.
@@ -53,7 +54,13 @@ CALL_MS = 0.3  # host time of a replay; measurements at start-up include it
 
 
 def step_ms(plan: StepPlan) -> float:
-    return language_ms(plan) + (vision_ms([item.num_rows for item in plan.encode], BUSY) if plan.encode else 0.0)
+    whole = [item.num_rows for item in plan.encode if item.num_parts == 1]
+    parts_ms = [
+        vision_ms([item.num_rows], BUSY) * (item.end_part - item.first_part) / item.num_parts
+        for item in plan.encode
+        if item.num_parts > 1
+    ]
+    return language_ms(plan) + (vision_ms(whole, BUSY) if whole else 0.0) + sum(parts_ms)
 
 
 def language_ms(plan: StepPlan) -> float:
@@ -84,7 +91,11 @@ def measured_pace(max_step_ms: float) -> Pace:
     """A pace with the times of a few buckets, as an engine measures them at start-up."""
     prefill = [(rows, prefill_ms(rows) + rows**2 / 2 * PAIR_NS / 1e6) for rows, _ in PREFILL[:64:9]]
     vision = [(rows, vision_ms([rows // 4] * 4)) for rows in VISION_ROWS[::6]]
-    return Pace(_curve(prefill), _curve(vision), max_step_ms / 1e3, PREFILL)
+    return Pace(_curve(prefill), _curve(vision), max_step_ms / 1e3, PREFILL, num_parts=num_parts)
+
+
+def num_parts(num_rows: int) -> int:
+    return buckets.vision_parts(num_rows, TOWER_BLOCKS)
 
 
 def _curve(points: Sequence[tuple[int, float]]) -> Curve:

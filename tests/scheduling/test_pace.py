@@ -59,15 +59,32 @@ def test_prompts_fill_a_bucket_that_has_room_for_their_requests() -> None:
 def test_encoding_images_leaves_less_time_for_prompts() -> None:
     step = Pace(TIMES, IMAGES, max_step_s=0.025).begin(24, NOTHING)
     step.add_rows(100)
-    assert step.can_encode(256) and not step.can_encode(2048)
+    assert step.parts_in_time(256, 1) == 1 and step.parts_in_time(2048, 1) == 0
     step.add_image(256)
     assert step.prompt_rows_left == 1024 - 24 - 100
-    assert step.can_encode(256), "0.006 s of rows, 0.005 of two images"
+    assert step.parts_in_time(256, 1) == 1, "0.006 s of rows, 0.005 of two images"
     step.add_image(2048)
     assert step.prompt_rows_left == 0
     step.add_rows(-60)
     assert step.prompt_rows_left == 60, "rows that were set aside come back, whatever was encoded meanwhile"
     assert Pace(TIMES, IMAGES, max_step_s=0.001).begin(1, NOTHING).prompt_rows_left == MIN_PROMPT_ROWS
+
+
+def test_as_many_parts_of_a_large_image_are_encoded_as_there_is_time_for() -> None:
+    """An image of 2,048 rows takes 0.02 s, outputs alone 0.005 s."""
+    fresh = [Pace(TIMES, IMAGES, max_step_s=limit_s).begin(24, NOTHING) for limit_s in (0.001, 0.012, 0.02, 0.025)]
+    assert [step.parts_in_time(2048, 4) for step in fresh] == [1, 1, 3, 4]
+    assert [step.parts_in_time(2048, 1) for step in fresh] == [1, 1, 1, 1], "what cannot be divided is encoded whole"
+    for step in fresh:
+        step.add_rows(40)
+    assert [step.parts_in_time(2048, 4) for step in fresh] == [0, 1, 3, 4], "only the first in a step goes beyond it"
+
+
+def test_passes_that_were_not_timed_take_no_time() -> None:
+    step = Pace(TIMES, max_step_s=0.001).begin(24, NOTHING)
+    step.add_rows(1)
+    assert step.parts_in_time(2048, 4) == 0, "the step is full without them"
+    assert Pace(TIMES, max_step_s=0.02).begin(24, NOTHING).parts_in_time(2048, 4) == 4
 
 
 @pytest.mark.parametrize("load", USUAL, ids=lambda load: load.name)
@@ -95,6 +112,14 @@ def test_short_prompts_do_not_wait_for_long_ones(limit_ms: float) -> None:
     run = Simulation(load, limit_ms, seed=1).run()
     waits = [wait for wait, request in zip(run.waits, run.requests, strict=True) if len(request.prompt_ids) < 1000]
     assert np.mean(waits) < 800, "it would be more than a second if they did"
+
+
+def test_a_4k_image_beside_chats_does_not_stop_them() -> None:
+    """Its pass takes 370 ms; with a part in each step, it delays a token by a quarter of that."""
+    load = next(load for load in AT_RANDOM if "3840x2160, at random 70%" in load.name)
+    free, paced = (simulate(load, limit_ms, seeds=(0,)) for limit_ms in (inf, 0))
+    assert free.longest_ms > 370 and paced.longest_ms < 180
+    assert paced.requests_per_s > 0.99 * free.requests_per_s
 
 
 def test_without_second_tokens_to_wait_for_steps_have_no_limit() -> None:

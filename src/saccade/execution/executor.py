@@ -32,7 +32,19 @@ from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
+from saccade.scheduling.orders import (
+    Begin,
+    Calibrate,
+    Capture,
+    Drop,
+    Encode,
+    EncodeMore,
+    Orders,
+    Pass,
+    Run,
+    SampleTokens,
+    WarmUp,
+)
 from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
@@ -162,7 +174,7 @@ class DeviceExecutor:
                 return self.run(orders)
             case SampleTokens():
                 self.sample(orders)
-            case Encode():
+            case Encode() | EncodeMore():
                 return self.encode(orders)
             case Begin():
                 self._logits.begin(orders)
@@ -198,11 +210,12 @@ class DeviceExecutor:
         timer, self._timer = self._timer, None
         return ([], 0) if timer is None else timer.close()
 
-    def encode(self, orders: Encode) -> Encoded:
+    def encode(self, orders: Encode | EncodeMore) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
         if self._timer is not None and isinstance(encoded.lap, DeviceLap):
-            self._timer.add(encoded.lap, orders.vision, orders.step, self.encoder.graphs.last_rows)
+            decision = orders.vision.decision if isinstance(orders, Encode) else orders.decision
+            self._timer.add(encoded.lap, "vision", decision, orders.step, self.encoder.graphs.last_rows)
         last = self.encoder.graphs.last
         self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
@@ -248,7 +261,7 @@ class DeviceExecutor:
         finally:
             self._trace.append(runner.last)
         if timer is not None:
-            timer.add(DeviceLap(begin, now(device)), one, step, runner.last_rows)
+            timer.add(DeviceLap(begin, now(device)), one.phase, one.decision, step, runner.last_rows)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
         count = ticket.num_sampled

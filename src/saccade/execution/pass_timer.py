@@ -7,7 +7,6 @@ import torch
 
 from saccade.choice.key import Decision
 from saccade.execution.device_lap import DeviceLap, now
-from saccade.scheduling.orders import Pass
 from saccade.scheduling.trace_log import Newest
 from saccade.wire.trace_records import MAX_PASSES, TracedPass
 
@@ -30,12 +29,12 @@ class PassTimer:
             torch.cuda.synchronize(device)
             self._anchor = monotonic(), now(device)
 
-    def add(self, lap: DeviceLap, one: Pass, step: int, rows: int) -> None:
-        """Adds a launched pass, which may still be running. Its arrays are not kept."""
-        capacity = one.decision.key.capacity if one.decision.key is not None else one.decision.padded_to
+    def add(self, lap: DeviceLap, phase: str, decision: Decision, step: int, rows: int) -> None:
+        """Adds a launched pass, or a part of one. It may still be running."""
+        capacity = decision.key.capacity if decision.key is not None else decision.padded_to
         # Vision passes count their rows in units, all others in tokens.
-        room = rows if capacity is None else capacity["units" if one.phase == "vision" else "tokens"]
-        self._passes.add((lap, _Ran(one.phase, step, one.decision, rows, room)))
+        room = rows if capacity is None else capacity["units" if phase == "vision" else "tokens"]
+        self._passes.add((lap, _Ran(phase, step, decision, rows, room)))
 
     def close(self) -> tuple[list[TracedPass], int]:
         """Returns the passes that have ended, in launch order, and how many were dropped."""

@@ -19,10 +19,10 @@ from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.text.chat_messages import MediaKind
 from saccade.models.media import ImageSettings, VideoSettings
-from saccade.scheduling.buckets import few_buckets
+from saccade.scheduling.buckets import PART_UNITS, few_buckets
 from saccade.scheduling.compose import VisionFacts
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded, problem
-from saccade.scheduling.orders import Encode, Pass
+from saccade.scheduling.orders import Encode, EncodeMore, Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class EncoderSettings:
     page_rows: int
     images: ImageSettings | None
     videos: VideoSettings | None
+    part_units: int = PART_UNITS  # at least, in each part of a pass that may be divided over several steps
     has_few_buckets: bool = False  # on a CPU, where graphs save no time
     has_shadow: bool = False  # shadow checks may rerun any pass eagerly
 
@@ -45,7 +46,7 @@ class Encoder:
         if self._sharing.size > 1:  # ranks encode different images, so they share a bucket but no exact layout
             graphs = replace(graphs, tiers=graphs.tiers and frozenset({Tier.CAPACITY}))
         self.settings, self._place, self.spec = settings, model.place, model.spec.vision
-        phase = vision_phase(model, state, settings.max_units)
+        phase = vision_phase(model, state, settings.max_units, settings.part_units)
         if settings.has_few_buckets:
             phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
         self.graphs = GraphRunner(phase, graphs, lane_for(model.place.device))
@@ -59,28 +60,43 @@ class Encoder:
     @property
     def facts(self) -> VisionFacts:
         frames = {kind: shape.temporal_patch for kind, shape in self.shapes.items()}
-        num_ranks = self._sharing.size
-        return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
+        return VisionFacts(
+            spec=self.spec,
+            temporal_patch=frames,
+            images=self.settings.images,
+            num_ranks=self._sharing.size,
+            part_units=self.settings.part_units,
+        )
 
     @torch.no_grad()
-    def encode(self, orders: Encode) -> Encoded:
-        """Launches a pass. A failed launch does not affect later ones."""
+    def encode(self, orders: Encode | EncodeMore) -> Encoded:
+        """Launches a pass or parts of it. A failed launch does not affect later ones."""
         rank = self._sharing.rank
         begin = now(self._place.device)
         try:
-            self.run(orders.others[rank - 1] if orders.others and rank else orders.vision)
+            if isinstance(orders, EncodeMore):
+                self.graphs.advance(orders.decision.key, orders.end_part, orders.num_parts)
+            else:
+                one = orders.others[rank - 1] if orders.others and rank else orders.vision
+                self.run(one, orders.end_part, orders.num_parts)
         except Exception as error:
             return Encoded(problem=problem(error, ENCODE_FAILED))
         return Encoded(lap=DeviceLap(begin, now(self._place.device)))
 
-    def run(self, one: Pass) -> None:
+    def run(self, one: Pass, end_part: int = 1, num_parts: int = 1) -> None:
+        is_whole = end_part == num_parts
         try:
             values = self.values(one)
         except Exception:
-            if self._sharing.size > 1 and one.is_padded:  # the other ranks wait for this one in a collective
+            # The other ranks wait for this one in a collective at the end of the pass.
+            if self._sharing.size > 1 and one.is_padded and is_whole:
                 self.graphs.obey(one.decision, self._nothing(one), lambda outputs: None)
             raise
-        self.graphs.obey(one.decision, values, lambda outputs: None)
+        if is_whole:
+            self.graphs.obey(one.decision, values, lambda outputs: None)
+        else:
+            self.graphs.begin(one.decision, values, lambda outputs: None)
+            self.graphs.advance(one.decision.key, end_part, num_parts)
 
     def values(self, one: Pass) -> dict[str, Any]:
         """Launches a pass's patches, into the arena if they fit, and returns all its inputs."""

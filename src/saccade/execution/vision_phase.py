@@ -19,13 +19,13 @@ from saccade.layers.layer import EXCHANGE_MEMORY
 from saccade.layers.step import VisionStep
 from saccade.models.model_spec import VisionSpec
 from saccade.models.vlm import Model
-from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
+from saccade.scheduling.buckets import PART_UNITS, longest_window, vision_buckets, vision_capacity, vision_parts
 from saccade.scheduling.geometries import vision_values
 
 TYPICAL_UNITS = 324  # of an image of 560 x 560 pixels with patches of 16
 
 
-def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
+def vision_phase(model: Model, state: DeviceState, max_units: int, part_units: int = PART_UNITS) -> Phase:
     spec = model.spec.vision
     assert spec is not None and model.tower is not None and state.vision_rows is not None
     tower, vision_rows = model.tower, state.vision_rows
@@ -35,7 +35,8 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         out, targets = frame["rows"], frame["targets"]
         if sharing.size > 1:
             out, targets = out.flatten(1, 2), targets.flatten()
-        rows_LUD = tower(_step(spec, frame), out)
+        num_parts = vision_parts(frame.capacity["units"], spec.depth, part_units)
+        rows_LUD = tower(_step(spec, frame, num_parts), out)
         model.place.kernels.scatter_rows(rows_LUD, targets, vision_rows)
         return {"rows": rows_LUD}
 
@@ -116,8 +117,9 @@ def _buffers(model: Model, spec: VisionSpec, num_shares: int) -> list[Buffer]:
     return buffers
 
 
-def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
+def _step(spec: VisionSpec, frame: Frame, num_parts: int) -> VisionStep:
     has_windows = bool(spec.window)
+    ends = (spec.depth * part // num_parts for part in range(1, num_parts))  # blocks are about equally long
     return VisionStep(
         patches_PC=frame["patches"],
         positions_P2=frame["positions"],
@@ -129,5 +131,7 @@ def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
         window_inverse_U=frame["window_inverse"] if has_windows else None,
         window_cu_seqlens_W1=frame["window_cu_seqlens"] if has_windows else None,
         max_window=longest_window(spec) if has_windows else 0,
+        cuts=frozenset(end - 1 for end in ends),
+        cut=frame.cut,
         is_warmup=frame.is_warmup,
     )

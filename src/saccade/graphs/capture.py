@@ -18,33 +18,47 @@ from saccade.graphs.watched import Watched
 
 
 class CapturedGraph:
-    """Pieces to replay and calls to make, in order. Keeps alive all memory that they touch."""
+    """Pieces to replay and calls to make, in order. Keeps alive all memory that they touch. `ends` divides them into
+    parts that can be replayed one after the other."""
 
-    def __init__(self, key: GraphKey, steps: Sequence[Recording], frame: Frame, state: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        key: GraphKey,
+        steps: Sequence[Recording],
+        frame: Frame,
+        state: Mapping[str, Tensor],
+        ends: Sequence[int] = (),
+    ) -> None:
         self.key = key
         self.frame = frame
         self.capture_s = 0.0
         self.nbytes = 0
         self.num_replays = 0
         self.steps = tuple(steps)
+        self._bounds = (0, *ends, len(self.steps))
         self._keep_alive = tuple(tensor.untyped_storage() for tensor in state.values())
         self._arena = frame.arena
         self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
         self._marks = self._state.marks()
 
-    def replay(self) -> None:
-        """Run the graph on the current content of its buffers. Raises if a buffer or any state has moved since the
-        capture. Buffers are checked before the launch. State (weights, caches) is checked after it, while the device
-        works, because it has many tensors: the graph only touches memory that it keeps alive, and if this raises,
-        nobody sees the results."""
+    @property
+    def num_parts(self) -> int:
+        return len(self._bounds) - 1
+
+    def replay(self, first: int = 0, end: int | None = None) -> None:
+        """Run the graph, or its parts `first` to `end`, on the current content of its buffers. Raises if a buffer or
+        any state has moved since the capture. Buffers are checked before the launch. State (weights, caches) is checked
+        after it, while the device works, because it has many tensors: the graph only touches memory that it keeps
+        alive, and if this raises, nobody sees the results."""
+        end = self.num_parts if end is None else end
         if self._arena.pointers() != self._pointers:
             self._refuse_moved()
-        for step in self.steps:
+        for step in self.steps[self._bounds[first] : self._bounds[end]]:
             step()
         if self._state.marks() != self._marks:
             self._refuse_moved()
-        self.num_replays += 1
+        self.num_replays += end == self.num_parts
 
     def moved(self) -> list[str]:
         """Everything that has moved or been replaced since the capture, a sentence each."""
@@ -80,9 +94,9 @@ def capture(
         if not is_warm:  # nothing can be compiled, autotuned or loaded during a capture
             run_body(body, Frame(arena, key.capacity, structure, is_warmup=True))
         held_before = lane.nbytes
-        frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
+        frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None, cut=tape.cut)
         tape.record(body, frame)
-    graph = CapturedGraph(key, tape.steps, frame, state)
+    graph = CapturedGraph(key, tape.steps, frame, state, tape.ends)
     graph.nbytes = max(0, lane.nbytes - held_before)
     graph.capture_s = perf_counter() - started
     return graph

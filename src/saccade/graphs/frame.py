@@ -26,7 +26,8 @@ class Frame(Mapping[str, Tensor]):
     """The static buffers at one capacity, by name. `structure` has the boundaries as host values, in exact graphs and
     unpadded eager runs only. Elsewhere the key does not cover them and they are data: a body that asks for their host
     values is refused, so that it cannot freeze them. A warm-up run only compiles and loads kernels, and its results are
-    not used: the body may skip what launches no new kernel, such as a layer like the one before it."""
+    not used: the body may skip what launches no new kernel, such as a layer like the one before it. The body calls
+    `cut` where a replay may stop and go on later; elsewhere it does nothing."""
 
     def __init__(
         self,
@@ -35,10 +36,12 @@ class Frame(Mapping[str, Tensor]):
         structure: Mapping[str, HostArray] | None = None,
         splitter: Splitter | None = None,
         *,
+        cut: Callable[[], None] = lambda: None,
         is_warmup: bool = False,
     ) -> None:
         self.arena = arena
         self.is_warmup = is_warmup
+        self.cut = cut
         self.capacity = Capacity.of(capacity)
         self._views = arena.views(capacity)
         self._structure = structure

@@ -23,6 +23,7 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self.lock = threading.RLock()  # held while a thread runs or captures one of its graphs
+        self.num_uses = 0  # a batch that is replayed in parts notices others in between
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()

@@ -1,4 +1,5 @@
-"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and starts the next."""
+"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and starts the next. A cut ends
+one piece, too, and with it a part of the graph, after which a replay may stop and go on later."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Tape:
 
     def __init__(self, lane: Lane, arena: Arena, state: Mapping[str, Tensor]) -> None:
         self.steps: list[Recording] = []
+        self.ends: list[int] = []  # of all parts but the last, as numbers of steps
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
@@ -66,6 +68,13 @@ class Tape:
         self.steps.append(step)
         self._lane.begin()
         return into
+
+    def cut(self) -> None:
+        """Ends a part. What later parts need of it stays where it is, in the pool of the lane, whose graphs must not be
+        replayed meanwhile."""
+        self._end_piece()
+        self.ends.append(len(self.steps))
+        self._lane.begin()
 
     def _end_piece(self) -> None:
         piece = self._lane.end()

@@ -31,6 +31,7 @@ class RecordedLane:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.num_uses = 0
         self._recorder: _Recorder | None = None
         self._recording = ExitStack()
         self._pool = _Pool()

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock, RLock
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.frame import Frame, run_body
 from saccade.graphs.lane import Lane, lane_for
+from saccade.graphs.one_user import OneUser
 from saccade.graphs.phase import Outputs, Phase
 from saccade.graphs.stats import GraphStats
 from saccade.graphs.watched import Watched
@@ -45,6 +46,17 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A batch that is replayed in parts: how many have run, and the number of uses of the lane when it was last run."""
+
+    graph: CapturedGraph
+    batch: Batch
+    consume: Consume[object]
+    num_uses: int
+    num_done: int = 0
+
+
 class GraphRunner:
     """Runs a phase. The catalogue knows its graphs and decides; every decision not to replay has a reason and is
     counted. `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
@@ -62,7 +74,8 @@ class GraphRunner:
         self.last_rows = 0  # rows of the last batch, without padding
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
-        self._exclusive = _OneUser(phase.name, self.lane.lock)
+        self._begun: _Begun | None = None
+        self._exclusive = OneUser(phase.name, self.lane)
 
     def key_of(self, batch: Batch) -> GraphKey:
         """The key of an exact graph for this batch's structure."""
@@ -177,19 +190,38 @@ class GraphRunner:
     def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
         """Run one batch as decided or, without a decision, as the catalogue chooses now. `consume` as in `run`."""
         with self._exclusive:
-            batch = self.phase.arena.admit(values)
-            if decision is None:
-                decision = self.catalogue.choose(batch.sizes, batch.structure)
-            key, real_rows = decision.key, batch.sizes[self.phase.rows]
-            self.last_rows = real_rows
-            self.stats.count(decision, real_rows, key.capacity[self.phase.rows] if key else real_rows)
-            if self.observer is not None:
-                self.observer.before(batch, key)
-                consume = _observed(consume, self.observer)
-            if key is not None:
-                return self._replay(key, batch, consume)
+            batch, decision, consume = self._admit(decision, values, consume)
+            if decision.key is not None:
+                return self._replay(decision.key, batch, consume)
             self.last = f"{self.phase.name} eager {decision.padded_to or batch.sizes}"
             return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
+
+    def begin(self, decision: Decision, values: Mapping[str, Any], consume: Consume[object]) -> None:
+        """Begin a batch that has a graph; `advance` replays it in parts. Meanwhile other lanes may run, but nothing in
+        this one."""
+        assert decision.key is not None, "an eager run has no parts"
+        with self._exclusive:
+            batch, _, consume = self._admit(decision, values, consume)
+            graph = self._prepare(decision.key, batch)
+            self._begun = _Begun(graph, batch, consume, self.lane.num_uses)
+
+    def advance(self, key: GraphKey | None, end: int, num_parts: int) -> None:
+        """Replay the batch that was begun with this key, up to part `end` of `num_parts`."""
+        with self._exclusive:
+            begun, self._begun = self._begun, None
+            if begun is None or begun.graph.key != key or begun.num_uses != self.lane.num_uses - 1:
+                raise GraphError(f"no pass in graph [{key}] is unfinished, or its memory was used since")
+            graph = begun.graph
+            if graph.num_parts != num_parts or not begun.num_done < end <= num_parts:
+                has = f"graph [{graph.key}] has {graph.num_parts} parts, of which {begun.num_done} are done"
+                raise GraphError(f"{has}; it cannot go on to part {end} of {num_parts}")
+            graph.replay(begun.num_done, end)
+            self.last = f"{graph.key} to part {end}/{num_parts}"
+            if end == num_parts:
+                self._hand_over(graph.frame, begun.batch, begun.consume)
+            else:
+                begun.num_done, begun.num_uses = end, self.lane.num_uses
+                self._begun = begun
 
     def eager(
         self, values: Mapping[str, Any], consume: Consume[Result], *, at: Capacity | None = None, poison: bool = False
@@ -205,7 +237,27 @@ class GraphRunner:
         with self._exclusive:
             return self._replay(key, batch, consume, poison=poison)
 
+    def _admit(
+        self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]
+    ) -> tuple[Batch, Decision, Consume[Result]]:
+        batch = self.phase.arena.admit(values)
+        if decision is None:
+            decision = self.catalogue.choose(batch.sizes, batch.structure)
+        key, real_rows = decision.key, batch.sizes[self.phase.rows]
+        self.last_rows = real_rows
+        self.stats.count(decision, real_rows, key.capacity[self.phase.rows] if key else real_rows)
+        if self.observer is not None:
+            self.observer.before(batch, key)
+            consume = _observed(consume, self.observer)
+        return batch, decision, consume
+
     def _replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
+        graph = self._prepare(key, batch, poison=poison)
+        graph.replay()
+        return self._hand_over(graph.frame, batch, consume)
+
+    def _prepare(self, key: GraphKey, batch: Batch, *, poison: bool = False) -> CapturedGraph:
+        """The graph of a key, with its buffers filled."""
         self.last = key
         graph = self._graphs.get(key)
         if graph is None:
@@ -220,8 +272,7 @@ class GraphRunner:
             arena.poison(key.capacity, batch.sizes)
         if graph.key != key:
             raise GraphError(f"graph [{graph.key}] is stored under the key of [{key}]")
-        graph.replay()
-        return self._hand_over(graph.frame, batch, consume)
+        return graph
 
     def example_for(self, bucket: Capacity) -> Batch:
         """A batch that fills a bucket as far as the example's structure allows."""
@@ -310,31 +361,6 @@ class GraphRunner:
                 view = view.narrow(buffer.axis, 0, batch.sizes[name] + extra)
             outputs[buffer.name] = view
         return outputs
-
-
-class _OneUser:
-    """Guards a phase's buffers, and the lane whose memory its graphs share. A thread that holds the lane may run other
-    phases of the lane, but not the same phase again from the consumer of its outputs. A second user is refused, not
-    queued, because it would find the buffers changed."""
-
-    def __init__(self, phase: str, lane: "RLock") -> None:
-        self._phase, self._lane, self._buffers = phase, lane, Lock()
-
-    def __enter__(self) -> None:
-        if not self._lane.acquire(blocking=False):
-            raise GraphError(f"{self._phase} shares memory with a pass that runs in another thread; {_RULE}")
-        if not self._buffers.acquire(blocking=False):
-            self._lane.release()
-            raise GraphError(f"{self._phase} was entered again by the consumer of its own outputs; {_RULE}")
-
-    def __exit__(self, *error: object) -> None:
-        self._buffers.release()
-        self._lane.release()
-
-
-_RULE = (
-    "a graph has one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
-)
 
 
 def _observed(consume: Consume[Result], observer: Observer) -> Consume[Result]:

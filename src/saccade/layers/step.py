@@ -54,7 +54,8 @@ class VisionStep:
 
     Patches are in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
     units are in raster order. Segments (frames) and windows cover all P rows: padded rows form their own segments. The
-    fields of learned positions and windows are None for families without them.
+    fields of learned positions and windows are None for families without them. After the blocks in `cuts` the pass may
+    stop and go on later.
     """
 
     patches_PC: Tensor
@@ -67,4 +68,6 @@ class VisionStep:
     window_inverse_U: Tensor | None = None
     window_cu_seqlens_W1: Tensor | None = None
     max_window: int = 0
+    cuts: frozenset[int] = frozenset()
+    cut: Callable[[], None] = lambda: None
     is_warmup: bool = False

@@ -71,6 +71,8 @@ class Tower(Layer):
                 level += 1
                 merger = self.deepstack[self.spec.deepstack_layers.index(i)]
                 self._merge(merger, x_PD, step, out_LUE[level])
+            if i in step.cuts:
+                step.cut()
         if self.norm is not None:
             x_PD = self.norm(x_PD) if residual_PD is None else self.norm.close(x_PD, residual_PD)
         elif residual_PD is not None:

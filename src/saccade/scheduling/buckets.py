@@ -16,6 +16,7 @@ MAX_FRAMES = 64  # images and frames per pass
 # more (a 224x224 image has 49). Batches of smaller frames take a larger bucket.
 UNITS_PER_FRAME = 24
 MIN_FRAMES = 4
+PART_UNITS = 1024  # at least, in each part of a vision pass that may stop and go on later
 UNITS_PER_WINDOW = 4  # on average; a batch of smaller windows may have too many for its bucket
 
 # On a CPU graphs are for correctness, not speed.
@@ -72,6 +73,11 @@ def vision_capacity(spec: VisionSpec, units: int, *, has_shares: bool = False) -
     if has_shares:
         sizes["share"] = units
     return Capacity.of(sizes)
+
+
+def vision_parts(units: int, depth: int, part_units: int = PART_UNITS) -> int:
+    """How many parts a pass of so many rows has. Each has at least one block of the tower."""
+    return max(1, min(units // part_units, depth))
 
 
 def longest_window(spec: VisionSpec) -> int:

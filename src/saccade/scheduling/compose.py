@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.choice.catalogue import Catalogue
 from saccade.choice.exact import ExactLayout
-from saccade.choice.key import Capacity
+from saccade.choice.key import Capacity, Decision
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media
@@ -18,6 +18,7 @@ from saccade.models.media import ImageSettings
 from saccade.models.model_spec import VisionSpec
 from saccade.scheduling import arrays
 from saccade.scheduling.arrays import AnyInts, CacheLayout, LiveRequest
+from saccade.scheduling.buckets import PART_UNITS, vision_parts
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import (
@@ -49,6 +50,11 @@ class VisionFacts:
     temporal_patch: Mapping[MediaKind, int]  # frames per patch, by kind of media
     images: ImageSettings | None = None
     num_ranks: int = 1  # more than one if ranks encode their own images
+    part_units: int = PART_UNITS
+
+    def num_parts(self, units: int) -> int:
+        """How many parts a pass of so many rows has."""
+        return vision_parts(units, self.spec.depth, self.part_units)
 
 
 class Composer:
@@ -131,14 +137,14 @@ class Composer:
 class VisionComposer:
     def __init__(self, facts: VisionFacts, page_rows: int, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        self._facts, self._page_rows, self._unit = facts, page_rows, facts.spec.unit
+        self.facts, self._page_rows, self._unit = facts, page_rows, facts.spec.unit
         self._geometries = Geometries(facts.spec)
         buckets = catalogue.shape.ordered
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
 
     def shares(self, media: Sequence[Media]) -> list[Shares]:
         """Which frames of which media go into each pass, by the rank that encodes them."""
-        num_ranks, costs = self._facts.num_ranks, self.catalogue.costs
+        num_ranks, costs = self.facts.num_ranks, self.catalogue.costs
         cost = default_cost if costs is None else costs.graph.at
         parts: list[MediaPart] = []
         for item, one in enumerate(media):
@@ -153,7 +159,7 @@ class VisionComposer:
         return [packed for [packed] in self.shares(media)]
 
     def encode(self, step: int, shares: Shares, items: Sequence[EncodeItem], media: Sequence[Media]) -> Encode:
-        if self._facts.num_ranks == 1:
+        if self.facts.num_ranks == 1:
             return Encode(step, self.compose(shares[0], items, media))
         values = [self._geometry(share, media) for share in shares]
         rows = [sum(part.rows for part in share) for share in shares]
@@ -179,12 +185,16 @@ class VisionComposer:
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
+    def num_parts(self, decision: Decision) -> int:
+        """How many parts the graph of a pass has. An eager run has one."""
+        return 1 if decision.key is None else self.facts.num_parts(decision.key.capacity["units"])
+
     def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
         """For a part that no bucket holds. Joins need equal row counts: all ranks encode it, rank 0's rows are used."""
         if len(parts) > 1:
             raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
         one = self.compose(parts, items, media)
-        targets = np.zeros((self._facts.num_ranks, parts[0].rows), dtype=np.int64)
+        targets = np.zeros((self.facts.num_ranks, parts[0].rows), dtype=np.int64)
         targets[0] = one.values["targets"]
         return replace(one, values={**one.values, "targets": targets})
 
@@ -194,7 +204,7 @@ class VisionComposer:
     def usual_layouts(self) -> Iterator[ExactLayout]:
         """Common layouts to fill the exact tier with, so that they are fast from the first request on. A layout that
         becomes frequent later replaces another one and reuses its memory."""
-        images, catalogue = self._facts.images, self.catalogue
+        images, catalogue = self.facts.images, self.catalogue
         if images is None or Tier.EXACT not in catalogue.settings.tiers:
             return
         for count in USUAL_COUNTS:
@@ -219,7 +229,7 @@ class VisionComposer:
             one = media[part.item]
             pixels, num_patches = one.pixels, part.rows * self._unit
             if pixels.ndim == 4:
-                step = self._facts.temporal_patch[one.kind]
+                step = self.facts.temporal_patch[one.kind]
                 pixels = pixels[part.first * step : (part.first + part.count) * step]
             pictures.append(PatchSource(part.item, one.kind, pixels, one.plan.size_hw, row, num_patches))
             row += num_patches

@@ -156,7 +156,13 @@ class Engine:
                 None if vision is None else vision.seconds,
                 self.scheduler.settings.max_step_ms / 1e3,
                 tuple((bucket["tokens"], bucket["requests"]) for bucket in prefill.shape.ordered),
+                num_parts=self._num_parts,
             )
+
+    def _num_parts(self, num_rows: int) -> int:
+        """How many parts the vision pass of an image has. Images of passes that were not timed are not divided."""
+        vision = self.composer.vision
+        return 1 if vision is None or vision.catalogue.seconds is None else vision.facts.num_parts(num_rows)
 
     def step(self, take_commands: Callable[[], bool] | None = None) -> list[Update]:
         """Launches the next step, then collects the one that ran meanwhile. Once the executor is gone, always raises.
@@ -291,6 +297,7 @@ class Engine:
 
     def _release(self, live: LiveRequest) -> None:
         """Frees a sequence. Steps in flight may still write its newest token, but its next owner writes later."""
+        self._encoder.forget(live.request.id)
         if live.sequence:
             self._free_sequences.append(live.sequence)
             live.sequence = 0

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import SaccadeError
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, EncodeMore, Run, SampleTokens, WarmUp
 from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
@@ -94,7 +94,7 @@ class Executor(Protocol):
     def execute(self, orders: Run) -> Ticket: ...
 
     @overload
-    def execute(self, orders: Encode) -> Encoded: ...
+    def execute(self, orders: Encode | EncodeMore) -> Encoded: ...
 
     @overload
     def execute(self, orders: Capture) -> int:

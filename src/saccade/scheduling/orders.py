@@ -1,8 +1,8 @@
 """Orders: the device work of a step as plain data that can be printed, compared, kept and sent to other ranks.
 
 The composer decides everything; an executor obeys. The orders of a step come in this sequence: `Begin` for requests
-that start with penalties or rules, `Encode` for images, `Run` for rows, and `SampleTokens` if the argmax of raw logits
-is not enough. All other orders come between steps.
+that start with penalties or rules, `EncodeMore` and `Encode` for images, `Run` for rows, and `SampleTokens` if the
+argmax of raw logits is not enough. All other orders come between steps.
 """
 
 from dataclasses import dataclass
@@ -73,11 +73,24 @@ class Begin:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encode:
     """A vision pass, run before the language passes that read its rows, on all ranks. If ranks encode their own images,
-    `others` are the passes of ranks 1 and up; all use the same bucket and contain the target rows of all ranks."""
+    `others` are the passes of ranks 1 and up; all use the same bucket and contain the target rows of all ranks. With an
+    `end_part` below `num_parts`, the parts of its graph, it stops there; `EncodeMore` orders follow in later steps."""
 
     step: int
     vision: Pass
     others: tuple[Pass, ...] = ()
+    end_part: int = 1
+    num_parts: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeMore:
+    """Go on with the vision pass that was stopped, up to part `end_part` of `num_parts`. The decision is the same."""
+
+    step: int
+    decision: Decision
+    end_part: int
+    num_parts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,5 +197,5 @@ class WarmUp:
     """Compile the kernels that run outside graphs."""
 
 
-Orders = Begin | Encode | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp
+Orders = Begin | Encode | EncodeMore | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp
 ORDER_TYPES: tuple[type[Orders], ...] = get_args(Orders)

@@ -6,7 +6,7 @@ short, unless so many prompts pile up that their first tokens would come too lat
 few long steps, rather than many of medium length, mean that most tokens still follow a short one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,13 +30,15 @@ class Backlog(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Measured seconds of prefill passes and, if they were timed, of vision passes, by rows. With `max_step_s=0` each
-    step gets a limit that suits it. `buckets` are the rows and requests (one is for padding) of prefill graphs."""
+    step gets a limit that suits it. `buckets` are the rows and requests (one is for padding) of prefill graphs.
+    `num_parts` says over how many steps the pass of an image of so many rows can be divided."""
 
     prefill: Curve
     vision: Curve | None = None
     max_step_s: float = 0.0
     buckets: Sequence[tuple[int, int]] = ()
     min_prompt_rows: int = MIN_PROMPT_ROWS
+    num_parts: Callable[[int], int] = lambda num_rows: 1
 
     def begin(self, num_outputs: int, backlog: Backlog) -> "PacedStep":
         """Starts a step that `num_outputs` running requests are waiting for."""
@@ -72,12 +74,16 @@ class PacedStep:
     def __post_init__(self) -> None:
         self.prompt_rows_left = self.pace.prompt_rows(self.limit_s, self.num_outputs)
 
-    def can_encode(self, num_rows: int) -> bool:
-        """Whether there is time for another image. An image longer than a whole step is encoded at the start of one."""
-        if not (self._num_prompt_rows or self._num_image_rows):
-            return True
+    def parts_in_time(self, num_rows: int, num_parts: int) -> int:
+        """How many of the equal parts of another image there is time for. The first image of a step gets one anyway."""
         language_s = self.pace.prefill.at(self.num_outputs + self._num_prompt_rows)
-        return language_s + self.pace.vision_s(self._num_image_rows + num_rows) <= self.limit_s
+        before_s = self.pace.vision_s(self._num_image_rows)
+        left_s = self.limit_s - language_s - before_s
+        whole_s = self.pace.vision_s(self._num_image_rows + num_rows) - before_s
+        if whole_s <= left_s:
+            return num_parts
+        is_first = not (self._num_prompt_rows or self._num_image_rows)
+        return max(int(is_first), int(left_s / whole_s * num_parts) if left_s > 0 else 0)
 
     def add_image(self, num_rows: int) -> None:
         self._num_image_rows += num_rows

@@ -70,12 +70,20 @@ class PassLog:
         return tuple(PassCount(phase, str(key or ""), why, *sums) for (phase, key, why), sums in counts.items())
 
     def add(
-        self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float, lap: Lap | None = None
+        self,
+        stream: Stream,
+        passes: Sequence[Pass],
+        requests: Collection[str],
+        start: float,
+        lap: Lap | None = None,
+        *,
+        is_counted: bool = True,
     ) -> PassEntry:
-        """Adds passes that were launched together. Without a lap to time them, `end` must be called."""
+        """Adds passes that were launched together. Without a lap to time them, `end` must be called. Later parts of a
+        pass are not counted again for its requests."""
         self._number += 1
         entry = PassEntry(self._number, stream, start, len(requests), [], lap=lap)
-        self._note(entry, passes, requests)
+        self._note(entry, passes, requests if is_counted else ())
         self._entries.append(entry)
         return entry
 

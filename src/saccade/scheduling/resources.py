@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache
-from saccade.scheduling.request import Request
+from saccade.scheduling.request import Request, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,30 @@ class DetachedResources:
     entries: tuple[Entry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedMedia:
+    """An image or video of a running request that is being encoded in parts, of which the first `num_planned` are
+    planned. Its rows are not there yet, so it holds its entry itself."""
+
+    request: Request
+    media_idx: int
+    entry: Entry
+    num_parts: int
+    num_planned: int
+
+    @property
+    def num_left(self) -> int:
+        return self.num_parts - self.num_planned
+
+
 class Resources:
-    """Invariant: pool references and encoder holds are those of running requests and unreleased detached resources."""
+    """Invariant: pool references and encoder holds are those of running requests, unreleased detached resources and the
+    unfinished media item. There is at most one of those, because a pass that is not finished occupies its buffers."""
 
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
+        self.unfinished: UnfinishedMedia | None = None
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
         """Returns the computed blocks that a starting request can share, or None if its known tokens do not fit with
@@ -76,6 +94,10 @@ class Resources:
             request.num_inserted = num_full
 
     def detach(self, request: Request) -> DetachedResources:
+        if self.unfinished is not None and self.unfinished.request is request:  # no part that writes rows is planned
+            self.encoder.discard(self.unfinished.entry)
+            self.encoder.release(self.unfinished.entry)
+            self.unfinished = None
         held = DetachedResources(request.blocks, tuple(request.entries.values()))
         request.blocks, request.entries = (), {}
         return held
@@ -87,6 +109,10 @@ class Resources:
 
     def check(self, running: Iterable[Request], detached: Iterable[DetachedResources]) -> None:
         owners = [*(DetachedResources(one.blocks, tuple(one.entries.values())) for one in running), *detached]
+        if self.unfinished is not None:
+            one = self.unfinished
+            assert one.request.status is Status.RUNNING and 0 < one.num_planned < one.num_parts, f"stray {one}"
+            owners.append(DetachedResources((), (one.entry,)))
         self.pool.check(Counter(block for held in owners for block in held.blocks))
         self.encoder.check(Counter(entry for held in owners for entry in held.entries))
         if self.prefix is not None:

@@ -112,7 +112,7 @@ class Scheduler:
         settings = self.settings
         draft = Draft(
             next(self._steps),
-            self.resources.encoder,
+            self.resources,
             tokens_left=settings.max_num_batched_tokens,
             encoder_left=settings.encoder_budget_tokens,
             max_chunk_rows=settings.prefill_chunk_tokens,
@@ -129,6 +129,7 @@ class Scheduler:
         if draft.chunks and self.pace is not None:
             backlog = backlog_of(prefilling, self._waiting, self._num_startable, now)
             draft.paced = self.pace.begin(len(draft.chunks), backlog)
+        draft.continue_encoding()
         self._plan_prompts(prefilling, draft)
         if draft.chunks:
             self._flights.append(draft)
@@ -223,7 +224,7 @@ class Scheduler:
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
             draft.add_rows(request, end)
-        else:
+        elif not draft.is_encoding(request):
             draft.has_skipped = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
@@ -264,7 +265,7 @@ class Scheduler:
             return True
         start = len(shared) * self.resources.pool.block_size
         end = draft.reach(request, start)
-        if end == start:
+        if end == start and not draft.is_encoding(request):
             return False
         self._waiting.remove(request)
         self._running.add(request)
@@ -272,7 +273,7 @@ class Scheduler:
             self._fair_clock.begin(request.tenant, request.fair_start, request.fair_cost)
         request.status = Status.RUNNING
         self.resources.start(request, shared)
-        draft.add_rows(request, end)
+        self._plan_rows(request, end, draft)
         return True
 
     def _expire(self, now: float, draft: Draft) -> None:

@@ -5,23 +5,32 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saccade.cache.encoder import EncoderIndex, Entry
+from saccade.cache.encoder import Entry, MediaKey
 from saccade.cache.prefix import Span, overlapping
 from saccade.scheduling.pace import PacedStep
 from saccade.scheduling.request import Request
-from saccade.scheduling.resources import DetachedResources
+from saccade.scheduling.resources import DetachedResources, Resources, UnfinishedMedia
 from saccade.wire.update import Update
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """An image or video to encode before the chunks run, into these pages of the encoder cache."""
+    """An image or video to encode before the chunks run, into these pages of the encoder cache. One that takes longer
+    than a step may is divided into `num_parts`, of which this step runs parts `first_part` to `end_part`. Its rows are
+    there after the last."""
 
     request_id: str
     media_idx: int
     digest: bytes
     num_rows: int
     pages: tuple[int, ...]
+    first_part: int = 0
+    end_part: int = 1
+    num_parts: int = 1
+
+    @property
+    def is_last(self) -> bool:
+        return self.end_part == self.num_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,13 @@ class Draft:
     """A plan in the making. It keeps the requests until the commit, because an id may belong to another one by then."""
 
     step: int
-    encoder: EncoderIndex
+    resources: Resources
     tokens_left: int
     encoder_left: int
     max_chunk_rows: int  # 0 sets no limit
     chunks: dict[Request, Chunk] = field(default_factory=dict)
-    encode: dict[Entry, EncodeItem] = field(default_factory=dict)
+    items: list[EncodeItem] = field(default_factory=list)
+    encode: dict[Entry, EncodeItem] = field(default_factory=dict)  # those whose rows this step completes
     preempted: list[str] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     has_skipped: bool = False  # a running request got no row
@@ -161,7 +171,7 @@ class Draft:
     def plan(self) -> StepPlan:
         return StepPlan(
             step=self.step,
-            encode=tuple(self.encode.values()),
+            encode=tuple(self.items),
             chunks=tuple(self.chunks.values()),
             preempted=tuple(self.preempted),
             updates=tuple(self.updates),
@@ -173,28 +183,63 @@ class Draft:
             request for request, chunk in self.chunks.items() if any(rows.pages == entry.pages for rows in chunk.media)
         ]
 
+    def is_encoding(self, request: Request) -> bool:
+        """Whether it waits for more parts of its image, some of which every step encodes."""
+        return self.resources.unfinished is not None and self.resources.unfinished.request is request
+
+    def continue_encoding(self) -> None:
+        """Encodes more parts of an unfinished image, whether or not its request gets rows in this step. The last parts
+        wait until it does, so that an error ends it."""
+        one = self.resources.unfinished
+        if one is not None:
+            count = self._parts_in_time(one.entry.num_rows, one.num_parts)
+            if count < one.num_left:
+                self._encode(
+                    one.request, one.media_idx, one.entry, one.num_planned, one.num_planned + count, one.num_parts
+                )
+
     def _secure_media(self, request: Request, span: Span) -> bool:
-        """Holds media rows that exist or that this plan encodes."""
+        """Holds media rows that exist or that this plan completes."""
         idx = span.media_idx
         if idx in request.entries:
             return True
         num_rows = request.media_rows[idx]
         key = (request.cache_salt, span.digest, num_rows)
-        entry = self.encoder.hold(key)
-        if entry is None:
-            if not self._can_encode(num_rows):
-                return False
-            entry = self.encoder.reserve(key, num_rows)
-            if entry is None:
-                return False
-            self.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
-            self.encoder_left -= num_rows
-            if self.paced is not None:
-                self.paced.add_image(num_rows)
-        request.entries[idx] = entry
-        return True
+        one = self.resources.unfinished
+        if one is not None and one.entry.key == key:
+            is_next = self.is_encoding(request) and one.media_idx == idx and not self.items
+            return is_next and self._encode(request, idx, one.entry, one.num_planned, one.num_parts, one.num_parts)
+        entry = self.resources.encoder.hold(key)
+        if entry is not None:
+            request.entries[idx] = entry
+            return True
+        return self._begin_encoding(request, idx, key)
 
-    def _can_encode(self, num_rows: int) -> bool:
-        """The first image may exceed the budget."""
-        has_room = not self.encode or num_rows <= self.encoder_left
-        return has_room and (self.paced is None or self.paced.can_encode(num_rows))
+    def _begin_encoding(self, request: Request, idx: int, key: MediaKey) -> bool:
+        """Returns whether the rows are there after this step. The first image may exceed the budget."""
+        num_rows = key[2]
+        if self.resources.unfinished is not None or (self.items and num_rows > self.encoder_left):
+            return False
+        num_parts = 1 if self.paced is None else self.paced.pace.num_parts(num_rows)
+        count = self._parts_in_time(num_rows, num_parts)
+        entry = self.resources.encoder.reserve(key, num_rows) if count else None
+        return entry is not None and self._encode(request, idx, entry, 0, count, num_parts)
+
+    def _parts_in_time(self, num_rows: int, num_parts: int) -> int:
+        return num_parts if self.paced is None else self.paced.parts_in_time(num_rows, num_parts)
+
+    def _encode(self, request: Request, idx: int, entry: Entry, first: int, end: int, num_parts: int) -> bool:
+        """Encodes some parts. With the last one, the request holds the rows. Returns whether it does."""
+        item = EncodeItem(request.id, idx, entry.key[1], entry.num_rows, entry.pages, first, end, num_parts)
+        num_rows = entry.num_rows * (end - first) // num_parts
+        self.items.append(item)
+        self.encoder_left -= num_rows
+        if self.paced is not None:
+            self.paced.add_image(num_rows)
+        if item.is_last:
+            self.resources.unfinished = None
+            self.encode[entry] = item
+            request.entries[idx] = entry
+        else:
+            self.resources.unfinished = UnfinishedMedia(request, idx, entry, num_parts, end)
+        return item.is_last
