@@ -21,6 +21,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
+from saccade.scheduling.buckets import PART_UNITS
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ class Options:
     max_tokens: int = 96
     max_model_len: int = 256
     max_units: int = 64
+    part_units: int = PART_UNITS
     strict: bool = False
     has_few_buckets: bool = True  # the default on a CPU, where capturing takes longer than running
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
@@ -64,6 +66,7 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
     settings = ExecutorSettings(
         max_tokens=options.max_tokens,
         max_units=options.max_units,
+        part_units=options.part_units,
         page_rows=PAGE_ROWS,
         images=images,
         videos=None,

@@ -3,7 +3,7 @@ scores and vectors that it would get alone."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ from saccade.inputs.placeholders import Prompt, append_text
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Encoded
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.scheduling.orders import Encode, Run
+from saccade.scheduling.orders import Encode, EncodeMore, Run
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.grammar import Grammar
@@ -37,8 +37,16 @@ PACE = Pace(Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), 0.0, 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "gemma3_vl")
 ALONE = Options(max_num_seqs=4, max_tokens=128, num_blocks=64)
 CROWDED = (
-    Options(num_blocks=13, max_num_seqs=5, max_tokens=33, max_units=24, has_prefix_cache=True),
-    Options(num_blocks=25, block_size=4, max_num_seqs=7, prefill_chunk=5, has_prefix_cache=True, mode=Mode.FULL),
+    Options(num_blocks=13, max_num_seqs=5, max_tokens=33, max_units=24, part_units=1, has_prefix_cache=True),
+    Options(
+        num_blocks=25,
+        block_size=4,
+        max_num_seqs=7,
+        prefill_chunk=5,
+        part_units=4,
+        has_prefix_cache=True,
+        mode=Mode.FULL,
+    ),
     Options(num_blocks=96, block_size=1, max_num_seqs=4, max_tokens=20, max_units=16),
 )
 
@@ -109,7 +117,7 @@ class Unreliable:
         return getattr(self._inner, name)
 
     def execute(self, orders: Any) -> Any:
-        if isinstance(orders, Encode) and self._random.random() < 0.3:
+        if isinstance(orders, Encode | EncodeMore) and self._random.random() < 0.3:
             return Encoded(FAULT)
         result = self._inner.execute(orders)
         return SlowTicket(result, self._random.randint(0, 3)) if isinstance(orders, Run) else result
@@ -124,7 +132,8 @@ def make_engine(loaded: Loaded, options: Options, random: Random | None = None) 
         executor, resources = Unreliable(executor, random), scheduler.resources
         encoder = EncoderIndex(random.choice([48, 80]), PAGE_ROWS, keeps_idle=random.random() < 0.5)
         scheduler = Scheduler(scheduler.settings, pool=resources.pool, encoder=encoder, prefix=resources.prefix)
-        scheduler.pace = random.choice([None, PACE])
+        assert bare.composer.vision is not None
+        scheduler.pace = random.choice([None, PACE, replace(PACE, num_parts=bare.composer.vision.facts.num_parts)])
     grammars = GrammarCompiler(WORDS, bare.composer.vocab_size, frozenset({EOS}))
     return Engine(executor, bare.composer, scheduler, eos_token_ids=frozenset({EOS}), grammars=grammars)
 

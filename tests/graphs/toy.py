@@ -81,16 +81,20 @@ class HostCopy:
 
 
 class Encoder(nn.Module):
-    def __init__(self, attend: Attend = from_data, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, attend: Attend = from_data, dtype: torch.dtype = torch.float32, *, has_parts: bool = False
+    ) -> None:
         super().__init__()
-        self.attend = attend
+        self.attend, self.has_parts = attend, has_parts
         self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH, dtype=dtype) for _ in range(LAYERS))
         self.proj = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS))
         self.mlp = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS))
 
     def forward(self, frame: Frame) -> dict[str, Tensor]:
         x = frame["x"]
-        for qkv, proj, mlp in zip(self.qkv, self.proj, self.mlp, strict=True):
+        for i, (qkv, proj, mlp) in enumerate(zip(self.qkv, self.proj, self.mlp, strict=True)):
+            if i and self.has_parts:
+                frame.cut()
             attended = frame.outside(self.attend, frame, out="attended", qkv=qkv(x))
             x = x + proj(attended)
             x = x + F.gelu(mlp(x))

@@ -60,6 +60,7 @@ def verify_graphs(
             found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
                 found += _verify_grids(encoder, count, chosen)
+                found += _verify_parts(executor, runner, is_short=is_short)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
@@ -181,6 +182,26 @@ def _verify_grids(encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacit
             if batches:
                 yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known)
         count.one()
+
+
+def _verify_parts(executor: DeviceExecutor, runner: GraphRunner, *, is_short: bool) -> Iterator[VerifyRow]:
+    """Replays graphs in parts, with a language pass after each; in the short form only the smallest of them."""
+    graphs = sorted(
+        (graph for graph in runner.graphs if graph.num_parts > 1 and not graph.key.digest),
+        key=lambda graph: graph.key.capacity[runner.phase.rows],
+    )
+    values = executor.prefill.example_values(executor.prefill.catalogue.shape.ordered[0])
+    for graph in graphs[: 1 if is_short else None]:
+        batches = [runner.example_values(graph.key.capacity)]
+        with _uncounted(executor.prefill):
+            yield verify_batches(
+                runner,
+                graph.key,
+                "in parts",
+                batches,
+                same_shape=True,
+                between=lambda: executor.prefill.run(values, lambda outputs: None),
+            )
 
 
 def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grids]]:

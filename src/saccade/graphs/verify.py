@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.graphs.compare import OutputDifference, bit_differences, error_differences, noisy_runs
@@ -100,19 +100,38 @@ def verify_batches(
     consume: Consume = copy_out,
     same_shape: bool = False,
     known: Known | None = None,
+    between: Callable[[], None] | None = None,
 ) -> VerifyRow:
     """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
-    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur."""
+    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur. `between` is
+    called between the parts of each replay."""
     poison = name.startswith("poisoned")
 
     def replay(values: Values) -> TensorDict:
         if poison:
             _poison(runner, key)
         runner.phase.set_up(values)
+        if between is not None:
+            return _replay_in_parts(runner, key, values, consume, between)
         return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
     comparison = _Comparison(runner, known=known, same_shape=same_shape, poison=poison)
     return comparison.row(str(key), name, batches, replay, lambda values: key.capacity)
+
+
+def _replay_in_parts(
+    runner: GraphRunner, key: GraphKey, values: Values, consume: Consume, between: Callable[[], None]
+) -> TensorDict:
+    found: TensorDict = {}
+    num_parts = next(graph.num_parts for graph in runner.graphs if graph.key == key)
+    runner.begin(
+        Decision(Tier.CAPACITY, Reason.FITS_BUCKET, key), values, lambda outputs: found.update(consume(outputs))
+    )
+    runner.advance(key, 1, num_parts)
+    for end in range(2, num_parts + 1):
+        between()
+        runner.advance(key, end, num_parts)
+    return found
 
 
 def _verify_across(
