@@ -228,14 +228,6 @@ def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixtur
     assert report["audit"]["right"] and {row["key"].split("/")[0] for row in report["audit"]["rows"]} == phases
 
 
-@pytest.mark.parametrize("command", ["verify", "audit"])
-def test_commands_for_one_rank_refuse_several_and_point_to_serve(
-    command: str, made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, str(made.folder), "--device", "cpu", "--tensor-parallel-size", "2"]) == 2
-    assert "saccade serve --verify full" in capsys.readouterr().err
-
-
 def test_audit_says_what_it_checked(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64"]
     media = ["--encoder-budget-tokens", "40", "--encoder-cache-tokens", "256"]

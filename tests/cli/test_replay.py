@@ -1,13 +1,24 @@
 """`saccade replay`: what a shadow check wrote, run again."""
 
 import sys
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 from saccade import LLM, SamplingParams
 from saccade.cli import main
+from saccade.cli.replay import show
+from saccade.config import Mode
+from saccade.execution.shadow_file import Origin, Replayed, ShadowFile, write_file
+from saccade.graphs import Capacity, GraphKey
+from saccade.graphs.compare import OutputDifference
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.engine.test_frozen_inputs import freezing
 from tests.models import tiny
@@ -81,3 +92,45 @@ def test_right_graphs_leave_no_file(made: tiny.Tiny, tmp_path: Path) -> None:
         shadow = llm.engine.idle.shadow
         assert shadow is not None and sum(shadow.counts(phase).get("equal", 0) for phase in ("prefill", "decode")) > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_results_of_each_rank_are_shown() -> None:
+    right = Replayed(replay_digest="aa", eager_digest="aa", differences=[], as_recorded=[])
+    wrong = replace(right, eager_digest="bb", differences=[OutputDifference("trunk", 1, 8, 3, 1.0)])
+    assert shown([right]) == ["in the graph    aa", "without a graph aa", "equal"]
+    assert shown([right, wrong])[3:] == [
+        "rank 1:",
+        "in the graph    aa",
+        "without a graph bb",
+        "1 of 8 values of 'trunk' differ, the first in row 3",
+        "DIFFERENT",
+    ]
+    *_, verdict, told = shown([right, replace(right, as_recorded=wrong.differences)])
+    assert verdict == "equal" and "The server's replay was different: on rank 1: 1 of 8 values" in told
+
+
+def shown(by_rank: list[Replayed]) -> list[str]:
+    console = Console(file=StringIO(), width=400)
+    show(console, file_of_ranks(Path("/model")), by_rank)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()[1:]
+
+
+def file_of_ranks(model: Path) -> ShadowFile:
+    settings = EngineSettings(device="cpu", tensor_parallel_size=2)
+    parts = ("arrays", "inputs", "reads", "cached", "replayed", "eager")
+    return ShadowFile(
+        origin=Origin(model=str(model), settings=settings, limits=SchedulerSettings(), folder=None),
+        rank=1,
+        key=GraphKey("decode", Mode.FULL, Capacity.of(tokens=1)),
+        most_bytes=1,
+        digest="d",
+        versions={},
+        **{part: {"x": np.zeros(1) if part == "arrays" else torch.zeros(1)} for part in parts},  # type: ignore[arg-type]
+    )
+
+
+def test_a_missing_file_of_another_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_file(tmp_path, file_of_ranks(tmp_path))
+    assert path.name == "decode-d.rank1.shadow.safetensors" and main(["replay", str(path)]) == 2
+    assert "decode-d.rank0.shadow.safetensors is missing" in capsys.readouterr().err

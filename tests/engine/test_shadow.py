@@ -9,22 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import msgpack
 from torch import Tensor
 
 from saccade.config import Mode
 from saccade.errors import ConfigError, GraphError
-from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
+from saccade.execution.shadow import MAX_RECORDS, Shadow
 from saccade.execution.shadow_file import MAX_FILES, Origin
 from saccade.execution.shadow_passes import Slab, TooLargeError, context_slots, every_nth, written_keys
+from saccade.execution.shadow_verdict import Mismatch
 from saccade.graphs import Capacity, GraphKey, GraphRunner
 from saccade.graphs.capture import CapturedGraph
+from saccade.graphs.compare import OutputDifference
 from saccade.inputs.placeholders import Prompt
+from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_metrics import engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
+from tests.engine.wrong_graphs import spoil, spoil_outputs
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -45,11 +50,12 @@ def shadowed(
     *,
     share: float = 1.0,
     slabs: dict[str, int] = SLABS,
+    group: ParallelGroup = ALONE,
 ) -> Engine:
     made, model = loaded
     engine = build(model, made.folder, options)
     origin = Origin(model=str(made.folder), settings=EngineSettings(), limits=SchedulerSettings(), folder=folder)
-    engine.idle.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs)
+    engine.idle.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs, group=group)
     return engine
 
 
@@ -91,25 +97,6 @@ def shadow_of(engine: Engine) -> Shadow:
 
 def runner_of(engine: Engine, phase: str) -> GraphRunner:
     return next(runner for runner in executor_of(engine).phases if runner.phase.name == phase)
-
-
-def poison(graph: CapturedGraph, spoil: Any) -> None:
-    """Makes replays of this graph do something wrong at the end."""
-    graph.steps = (*graph.steps, spoil)
-
-
-def poison_outputs(runner: GraphRunner) -> None:
-    """Makes all graphs of a phase change one output value, as little as possible."""
-    name = {"vision": "rows", "prefill": "trunk"}.get(runner.phase.name, "next_ids")
-    for graph in runner.graphs:
-        poison(graph, partial(_spoil, graph.frame[name].view(-1)[:1]))
-
-
-def _spoil(value: Tensor) -> None:
-    if value.is_floating_point():
-        value.copy_(torch.nextafter(value, torch.full_like(value, torch.inf)))
-    else:
-        value.copy_((value + 1) % 3)
 
 
 def answers(found: dict[str, Answer]) -> dict[str, Any]:
@@ -172,7 +159,7 @@ def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Lo
     run(engine, *requests(made, 5, seed=1))
     assert check_all(engine) == []
     runner = runner_of(engine, phase)
-    poison_outputs(runner)
+    spoil_outputs(runner)
     found: list[Mismatch] = []
     for seed in (2, 3, 2, 3):
         run(engine, *requests(made, 5, seed))
@@ -217,7 +204,7 @@ def test_writes_outside_the_outputs_of_a_pass_are_checked(loaded: Load, place: s
     runner = runner_of(engine, "vision" if place == "rows of the cache" else "decode")
     for graph in runner.graphs:
         home, row = wrong_place(engine, place, graph)
-        poison(graph, partial(home.index_add_, 0, row, torch.ones_like(home[row])))
+        spoil(graph, partial(home.index_add_, 0, row, torch.ones_like(home[row])))
     found = []
     for seed in range(3):
         run(engine, *requests(made, 4, seed))
@@ -230,7 +217,7 @@ def test_cached_results_of_a_wrong_graph_are_not_reused(loaded: Load) -> None:
     made, model = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
     prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=40)
-    poison_outputs(runner_of(engine, "prefill"))
+    spoil_outputs(runner_of(engine, "prefill"))
     run(engine, {"a": prompt}, GREEDY)
     [found] = check_all(engine)
     assert found.key.phase == "prefill"
@@ -293,7 +280,7 @@ def test_an_interrupted_check_of_a_wrong_graph_makes_no_other_look_wrong(loaded:
     keys = executor_of(engine).state.caches[0][0].flatten(0, 1)
     wrong = torch.ones(4, *keys.shape[1:])
     for graph in executor_of(engine).prefill.graphs:
-        poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
+        spoil(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
     prompt = random_prompt(made, np.random.default_rng(4), length=20)
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
     stops = iter([False] * 201 + [True] * MAX_CHECKS)
@@ -326,6 +313,16 @@ def test_a_record_is_intact_until_a_slot_it_read_is_overwritten(loaded: Load) ->
         verdicts.append(shadow.writers.is_intact(arrays, number))
         assert verdicts[-1] == (not np.isin(context_slots(arrays, 8), later).any())
     assert 30 < sum(verdicts) < 270
+
+
+def test_padding_rows_in_the_share_of_a_rank_are_never_its_own(loaded: Load) -> None:
+    """Each rank's targets fill a row of the array, and a shorter share is filled up with 0."""
+    writers = shadow_of(shadowed(loaded("qwen3_vl"))).writers
+    arrays = {"targets": np.array([[5, 6, 7], [9, 0, 0]])}
+    number = writers.note(arrays)
+    assert writers.own_rows(arrays, number).tolist() == [0, 1, 2, 3]
+    writers.note({"targets": np.array([6])})
+    assert writers.own_rows(arrays, number).tolist() == [0, 2, 3]
 
 
 def test_records_too_large_for_the_slab_are_counted_and_memory_stays_flat(loaded: Load) -> None:
@@ -401,7 +398,7 @@ def test_a_check_without_a_verdict_makes_no_other_graph_look_wrong(
     prefill, keys = executor_of(engine).prefill, executor_of(engine).state.caches[0][0].flatten(0, 1)
     wrong = torch.ones(4, *keys.shape[1:])
     for graph in prefill.graphs:
-        poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
+        spoil(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
     run(engine, {"a": random_prompt(made, np.random.default_rng(4), length=20)}, replace(GREEDY, max_tokens=20))
     if result == "unsteady":
         monkeypatch.setattr(prefill, "phase", replace(prefill.phase, nondeterministic=("a kernel",)))
@@ -464,3 +461,66 @@ def test_keys_and_values_are_compared_in_every_nth_slot_of_a_large_pass(loaded: 
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shadow is 1.5; it must be between 0 and 1 \(--shadow\)"):
         EngineSettings(shadow=1.5)
+
+
+class OtherRank:
+    """Stands in for rank 1 of 2, and says to each question what it was told to."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.says: list[bytes] = []
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data, self.says.pop(0)]
+
+
+@pytest.fixture
+def other() -> OtherRank:
+    return OtherRank()
+
+
+@pytest.fixture
+def first(loaded: Load, other: OtherRank) -> tuple[Engine, Shadow]:
+    """Rank 0, with records."""
+    engine = shadowed(loaded("llama"), group=ParallelGroup(rank=0, size=2, control=other))  # type: ignore[arg-type]
+    run(engine, *requests(loaded("llama")[0], 2, seed=1))
+    return engine, shadow_of(engine)
+
+
+SAME, WRONG = (msgpack.encode(found) for found in ([], [OutputDifference("next_ids", 1, 8, 3, 1.0)]))
+
+
+def test_a_record_that_another_rank_has_lost_is_dropped(first: tuple[Engine, Shadow], other: OtherRank) -> None:
+    engine, shadow = first
+    number, key = shadow.choose() or pytest.fail("nothing is recorded")
+    assert shadow.choose() == (number, key), "the choice is not yet taken"
+    other.says = [b"evicted"]
+    assert shadow.check_together(number, key) is None and counts(engine) == {"evicted": 1}
+    assert shadow.choose() not in (None, (number, key))
+
+
+def test_a_rank_without_the_record_says_so_and_drops_what_rank_0_has_passed_over(
+    first: tuple[Engine, Shadow], other: OtherRank
+) -> None:
+    engine, shadow = first
+    numbers = [record.number for record in shadow._records]
+    other.says = [b"", b""]
+    assert shadow.check_together(numbers[3], GraphKey("decode", Mode.FULL, Capacity.of(tokens=999))) is None
+    assert shadow.check_together(numbers[2], shadow._records[0].key) is None
+    assert [record.number for record in shadow._records] == numbers[3:] and counts(engine) == {}
+
+
+def test_a_difference_on_another_rank_counts_if_eager_runs_agree_on_all(
+    first: tuple[Engine, Shadow], other: OtherRank
+) -> None:
+    engine, shadow = first
+    other.says = [b"", WRONG, WRONG]
+    assert shadow.check_together(*(shadow.choose() or pytest.fail("none"))) is None
+    assert counts(engine) == {"unsteady": 1}
+    other.says = [b"", WRONG, SAME, b"digest of rank 1", b""]
+    number, key = shadow.choose() or pytest.fail("none")
+    found = shadow.check_together(number, key)
+    assert found is not None and "on rank 1 of 2 it differs" in found.reason and "digest of" not in found.reason
+    assert executor_of(engine).catalogues[key.phase].retired.keys() == {key} and not engine.idle.can_check
+    assert counts(engine)["different"] == 1 and "could not be saved" in str(found)

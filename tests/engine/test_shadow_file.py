@@ -12,8 +12,17 @@ import torch
 from saccade.config import Mode
 from saccade.errors import ConfigError
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.shadow import Mismatch
-from saccade.execution.shadow_file import MAX_FILES, SUFFIX, ShadowFile, digest_of, read_file, replay_file, write_file
+from saccade.execution.shadow_file import (
+    MAX_FILES,
+    SUFFIX,
+    ShadowFile,
+    digest_of,
+    file_of_rank,
+    read_file,
+    replay_file,
+    write_file,
+)
+from saccade.execution.shadow_verdict import Mismatch
 from saccade.graphs import GraphKey
 from saccade.inputs.placeholders import text_prompt
 from tests.engine.conftest import Loaded
@@ -24,11 +33,11 @@ from tests.engine.test_shadow import (
     PHASES,
     SIZES,
     check_all,
-    poison_outputs,
     requests,
     runner_of,
     shadowed,
 )
+from tests.engine.wrong_graphs import spoil_outputs
 
 Load = Callable[[str], Loaded]
 
@@ -36,7 +45,7 @@ Load = Callable[[str], Loaded]
 def test_a_mismatch_file_has_everything_needed_to_replay_it(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path / "made for it")
-    poison_outputs(runner_of(engine, "prefill"))
+    spoil_outputs(runner_of(engine, "prefill"))
     run(engine, {"a": random_prompt(made, np.random.default_rng(4), num_images=1, length=40)}, GREEDY)
     [found] = check_all(engine)
     assert found.path is not None and found.path.stat().st_mode & 0o077 == 0
@@ -66,7 +75,7 @@ def test_a_file_from_elsewhere_is_refused(tmp_path: Path) -> None:
 def test_a_mismatch_is_reported_even_if_its_file_cannot_be_written(loaded: Load, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     engine = shadowed(loaded("llama"), tmp_path / "file" / "folder")
-    poison_outputs(runner_of(engine, "prefill"))
+    spoil_outputs(runner_of(engine, "prefill"))
     run(engine, {"a": text_prompt(range(3, 30))}, GREEDY)
     [found] = check_all(engine)
     assert found.path is None and "could not be saved" in str(found)
@@ -78,7 +87,7 @@ def wrong_file(loaded: Loaded, phase: str, folder: Path) -> tuple[Mismatch, Shad
     prompt = random_prompt(loaded[0], np.random.default_rng(4), num_images=2, length=60)
     run(engine, {"a": prompt}, GREEDY)
     check_all(engine)
-    poison_outputs(runner_of(engine, phase))
+    spoil_outputs(runner_of(engine, phase))
     longer = random_prompt(loaded[0], np.random.default_rng(5), num_images=2, length=90)
     run(engine, {"b": longer, "c": prompt}, PENALISED)
     found = [mismatch for mismatch in check_all(engine) if mismatch.key.phase == phase]
@@ -107,7 +116,7 @@ def test_a_fresh_engine_repeats_both_runs_from_the_file_alone(loaded: Load, phas
     seen = {difference.output for difference in mismatch.differences} - {"rows of the cache"}
     assert seen and {difference.output for difference in found.as_recorded} == seen, "the recorded replay was wrong"
     dirty(executor)
-    poison_outputs(runner_of(engine, phase))
+    spoil_outputs(runner_of(engine, phase))
     again = replay_file(executor, file)
     assert again.as_recorded == [] and {difference.output for difference in again.differences} == seen
     assert (again.replay_digest, again.eager_digest) != (found.replay_digest, found.eager_digest)
@@ -147,6 +156,20 @@ def test_files_are_private_and_only_the_newest_are_kept(prefill_file: ShadowFile
     assert sorted(path.name for path in folder.iterdir()) == ["other.txt", *names]
 
 
+def test_each_rank_keeps_its_own_newest_files(prefill_file: ShadowFile, tmp_path: Path) -> None:
+    settings = replace(prefill_file.origin.settings, tensor_parallel_size=2)
+    ranked = replace(prefill_file, origin=replace(prefill_file.origin, settings=settings))
+    folder = tmp_path / "shared"
+    alone = write_file(folder, prefill_file)
+    for number in range(MAX_FILES + 1):
+        paths = [write_file(folder, replace(ranked, digest=str(number), rank=rank)) for rank in range(2)]
+        for path in paths:
+            os.utime(path, (number, number))
+    assert [file_of_rank(paths[0], rank) for rank in range(2)] == paths == [file_of_rank(paths[1], r) for r in range(2)]
+    assert file_of_rank(alone, 0) == alone and alone.exists()
+    assert len(list(folder.iterdir())) == 1 + 2 * MAX_FILES
+
+
 def test_a_file_that_cannot_be_finished_is_removed(
     prefill_file: ShadowFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +191,7 @@ def test_a_graph_is_retired_even_if_its_file_cannot_be_made(
 
     monkeypatch.setattr("saccade.execution.shadow.context_of", fails)
     engine = shadowed(loaded("llama"), tmp_path)
-    poison_outputs(runner_of(engine, "decode"))
+    spoil_outputs(runner_of(engine, "decode"))
     run(engine, *requests(loaded("llama")[0], 2, seed=3))
     found = check_all(engine)
     assert found and all(mismatch.path is None for mismatch in found) and list(tmp_path.iterdir()) == []

@@ -19,7 +19,8 @@ from saccade.wire.messages import Add, AskStats, Close, Degraded, EngineReply, S
 from saccade.wire.turn import NEXT
 from tests.engine.conftest import Loaded
 from tests.engine.rig import random_prompt, run
-from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, runner_of, shadowed
+from tests.engine.test_shadow import GREEDY, counts, requests, runner_of, shadowed
+from tests.engine.wrong_graphs import spoil_outputs
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -72,7 +73,7 @@ def test_a_worker_reports_a_wrong_graph_unasked(
 ) -> None:
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"), tmp_path)
-    poison_outputs(runner_of(engine, "head"))
+    spoil_outputs(runner_of(engine, "head"))
     front = fronts(engine)
     thread = threading.Thread(target=front.worker.run, daemon=True)
     thread.start()

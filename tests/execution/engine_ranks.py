@@ -23,6 +23,7 @@ from saccade.models.weights import ONE_RANK
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from tests.engine.wrong_graphs import spoil_outputs
 
 BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine does
 ROOT = Path(__file__).parents[2]
@@ -40,9 +41,20 @@ LIMITS = SchedulerSettings(
 class Build:
     folder: str
     verify: str
+    shadow: float = 0.0
+    shadow_dir: str = ""
+    encoder_mode: str = "auto"
 
 
-ALL_ORDERS = (Build, *ORDER_TYPES)
+@dataclass(frozen=True)
+class Spoil:
+    """Makes the graphs of a phase wrong, on one rank only."""
+
+    rank: int
+    phase: str
+
+
+ALL_ORDERS = (Build, Spoil, *ORDER_TYPES)
 
 
 class Builder:
@@ -55,6 +67,8 @@ class Builder:
     def execute(self, order: Any) -> None:
         if isinstance(order, Build):
             self._executor, _ = build(order, self._groups)
+        elif isinstance(order, Spoil):
+            spoil(order, self._executor, self._groups.language.rank)
         else:
             assert self._executor is not None, "the first order is to build"
             self._executor.execute(order)
@@ -72,9 +86,23 @@ def make(start: RankStart) -> RankExecutor:
 
 def build(order: Build, groups: Groups = ONE_RANK) -> tuple[DeviceExecutor, Resolved]:
     settings = EngineSettings(
-        device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=128, verify=order.verify
+        device="cpu",
+        block_size=8,
+        kv_cache_tokens=192,
+        encoder_cache_tokens=128,
+        verify=order.verify,
+        shadow=order.shadow,
+        shadow_dir=order.shadow_dir,
+        mm_encoder_tp_mode=order.encoder_mode,
+        tensor_parallel_size=groups.language.size,
     )
     return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
+
+
+def spoil(order: Spoil, executor: DeviceExecutor | None, rank: int) -> None:
+    assert executor is not None, "the first order is to build"
+    if rank == order.rank:
+        spoil_outputs(next(runner for runner in executor.phases if runner.phase.name == order.phase))
 
 
 def engine_of(executor: DeviceExecutor, resolved: Resolved, processes: RankProcesses | None = None) -> Engine:
@@ -92,13 +120,21 @@ class Ranks:
     processes: RankProcesses
     groups: Groups
 
-    def engine(self, folder: Path, verify: str = "off") -> Engine:
-        order = Build(str(folder), verify)
+    def engine(self, folder: Path, verify: str = "off", **more: Any) -> Engine:
+        order = Build(str(folder), verify, **more)
         number = self.processes.send(order)
         executor, resolved = build(order, self.groups)
+        self._end(number)
+        return engine_of(executor, resolved, self.processes)
+
+    def spoil(self, engine: Engine, order: Spoil) -> None:
+        number = self.processes.send(order)
+        spoil(order, executor_of(engine), rank=0)
+        self._end(number)
+
+    def _end(self, number: int) -> None:
         self.processes.record(number, OrderOutcome())
         self.processes.wait(number, BOUND_S)
-        return engine_of(executor, resolved, self.processes)
 
 
 @contextmanager
@@ -121,6 +157,11 @@ def started(num_ranks: int) -> Iterator[Ranks]:
             yield Ranks(processes, groups)
         finally:
             groups.close()
+
+
+def executor_of(engine: Engine) -> DeviceExecutor:
+    assert isinstance(engine.executor, RankedExecutor), "it has several ranks"
+    return engine.executor._executor
 
 
 def python_path() -> str:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from types import MethodType
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from msgspec import structs
 
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.execution import build, verification
+from saccade.execution import build, shadow, verification
 from saccade.execution.build import follow
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.rank_messages import RankExecutor, RankStart
@@ -55,6 +56,19 @@ def fails_while_it_verifies(start: RankStart) -> RankExecutor:
 
 def fails_when_it_is_compared(start: RankStart) -> RankExecutor:
     vars(build)["check_ranks"] = fail(RuntimeError("no results"))
+    return follow(start)
+
+
+def is_killed_in_its_second_check(start: RankStart) -> RankExecutor:
+    """The other rank waits for it in a collective of the pass."""
+    run, numbers = vars(shadow)["run_eagerly"], count()
+
+    def stop_at_second(*args: Any, **how: Any) -> Any:
+        if next(numbers) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run(*args, **how)
+
+    vars(shadow)["run_eagerly"] = stop_at_second
     return follow(start)
 
 

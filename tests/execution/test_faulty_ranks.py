@@ -1,5 +1,6 @@
 """If a rank fails, diverges or stalls, the engine ends at once with a single reason that names the rank."""
 
+import json
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ import torch
 from PIL import Image
 
 from saccade import LLM, SamplingParams
+from saccade.cli import main
 from saccade.errors import ConfigError, EngineDeadError, GraphError, RankGoneError, SaccadeError
-from saccade.execution import ranks
+from saccade.execution import check_orders, ranks
 from saccade.execution.build import Built, build_engine
 from saccade.execution.rank_processes import MODULE as RANK_MODULE
 from saccade.inputs.placeholders import text_prompt
@@ -38,6 +40,13 @@ SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=64, verify="off", tensor_parallel_size=2
 )
 SHORT = replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=8, encoder_budget_tokens=16, prefill_chunk_tokens=0)
+GRAPHS = "vision=off,prefill=off"  # to save time: only decode, head and sample have graphs
+VERIFY = [
+    *("--device", "cpu", "--tensor-parallel-size", "2", "--short", "--json", "--graphs", GRAPHS),
+    *("--block-size", "8", "--kv-cache-tokens", "192", "--encoder-cache-tokens", "64", "--encoder-budget-tokens", "16"),
+    *("--max-num-seqs", "2", "--max-num-batched-tokens", "8", "--max-model-len", "96"),
+]
+EXIT_INTERRUPTED = 130
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -145,6 +154,44 @@ def test_a_rank_that_runs_another_graph_ends_the_engine(folder: Path, factory: s
         with pytest.raises(EngineDeadError, match=f"^{re.escape(str(caught.value))}$"):
             found.engine.step()
     assert time.monotonic() - begun < SOON_S
+
+
+def test_a_rank_that_dies_in_a_shadow_check_ends_the_engine(folder: Path) -> None:
+    with built(folder, "is_killed_in_its_second_check", shadow=1.0) as found:
+        run(found.engine, {"r": text_prompt([5, 6, 7])}, GREEDY)
+        assert found.engine.idle.check() is None
+        assert sum(found.engine.idle.shadow_counts(phase).get("equal", 0) for phase in ("prefill", "decode")) == 1
+        for act in (found.engine.idle.check, lambda: run(found.engine, {"r": text_prompt([5, 6, 7])}, GREEDY)):
+            with pytest.raises(RankGoneError, match=r"^rank 1 of 2 was ended by SIGKILL$"):
+                act()
+
+
+@pytest.mark.parametrize(("factory", "code"), [("", 0), ("has_a_sampler_that_does_nothing", 1)])
+def test_verify_tells_which_rank_is_wrong(
+    folder: Path, factory: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if factory:
+        monkeypatch.setattr(ranks, "FACTORY", f"tests.execution.faulty_followers:{factory}")
+    assert main(["verify", str(folder), *VERIFY]) == code
+    told = capsys.readouterr()
+    report = json.loads(told.out)
+    assert report["right"] is (code == 0) and report["audit"]["right"] is (code == 0)
+    wrong = [row for row in report["rows"] if not row["right"]]
+    assert {row["key"].partition("/")[0] for row in wrong} == ({"sample"} if code else set())
+    assert all(row["problem"].startswith("on rank 1: ") for row in wrong)
+    findings = [finding for row in report["audit"]["rows"] for finding in row["findings"]]
+    assert bool(findings) is bool(code) and all(finding.endswith("(on rank 1)") for finding in findings)
+    assert "verifying decode" in told.err and "auditing decode" in told.err
+
+
+def test_verify_that_is_interrupted_leaves_no_rank_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank has begun to verify, and waits for rank 0."""
+
+    def interrupt(*args: object, **how: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check_orders, "verify_graphs", interrupt)
+    assert main(["verify", str(folder), *VERIFY]) == EXIT_INTERRUPTED
 
 
 def test_an_error_on_all_ranks_ends_only_one_request(folder: Path) -> None:

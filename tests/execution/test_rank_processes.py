@@ -349,6 +349,17 @@ def test_close_kills_a_rank_that_does_not_exit(monkeypatch: pytest.MonkeyPatch) 
         assert not deaths.errors
 
 
+def test_close_does_not_wait_for_an_order_that_rank_0_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C in a pass the other ranks wait for rank 0, so all are killed, also those that could still close."""
+    monkeypatch.setattr(rank_processes, "EXIT_S", 5.0)
+    note = tmp_path / "closed"
+    with running(replace(PLAN, settings={"closed": str(note)})) as (ranks, deaths):
+        number = ranks.send(Do("sleep", rank=1, seconds=3600))
+        ranks.record(number, OrderOutcome(error="KeyboardInterrupt: "))
+        ranks.close()
+        assert all(map(gone, ranks.pids.values())) and not note.exists() and not deaths.errors
+
+
 def test_ranks_outlive_the_thread_that_created_them() -> None:
     """The kernel ends a rank with the thread that started it, which is the watcher thread, not the caller's."""
     made: list[RankProcesses] = []

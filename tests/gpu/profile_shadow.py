@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.execution.shadow import Mismatch
+from saccade.execution.shadow_verdict import Mismatch
 from saccade.graphs import GraphKey
 from saccade.scheduling.engine import Engine
 from tests.engine.rig import executor_of

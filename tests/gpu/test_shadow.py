@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.execution.shadow import Mismatch, Shadow
+from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
+from saccade.execution.shadow_verdict import Mismatch
 from saccade.execution.sizes import GPU_SHADOW_BYTES
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine

@@ -10,8 +10,7 @@ from torch import Tensor
 from saccade.choice.key import Decision
 from saccade.config import GraphSettings, Mode
 from saccade.errors import AddressError, GraphError
-from saccade.graphs import Batch, GraphKey, GraphRunner, audit, copy_out, verify
-from saccade.graphs.verify import verify_batches
+from saccade.graphs import Batch, GraphKey, GraphRunner, audit, copy_out, verify, verify_in_parts
 from tests.graphs import toy
 
 LENGTHS = (4, 6, 8)
@@ -156,8 +155,8 @@ def test_an_eager_run_goes_through_cuts() -> None:
 def test_graphs_with_parts_are_verified_and_audited_like_others(mode: Mode) -> None:
     runner = make_runner(mode)
     assert all(graph.num_parts == toy.LAYERS for graph in runner.graphs)
-    assert (report := verify(runner, seed=7)).is_right, str(report)
-    assert (report := audit(runner, seed=7)).is_right, str(report)
+    for report in (verify(runner, seed=7), audit(runner, seed=7)):
+        assert report.is_right, str(report)
 
 
 def test_verification_in_parts_notices_what_disturbs_them() -> None:
@@ -165,7 +164,7 @@ def test_verification_in_parts_notices_what_disturbs_them() -> None:
     runner = make_runner(Mode.PIECEWISE)
     graph = runner.graphs[0]
     batches = [runner.example_values(graph.key.capacity)]
-    quiet = verify_batches(runner, graph.key, "in parts", batches, between=lambda: None)
+    quiet = verify_in_parts(runner, graph.key, batches, lambda: None)
     assert quiet.is_right, quiet
 
     def disturb() -> None:
@@ -173,5 +172,5 @@ def test_verification_in_parts_notices_what_disturbs_them() -> None:
         for storage in runner.lane._pool.storages:  # type: ignore[union-attr]
             torch.empty(0).set_(storage).zero_()
 
-    disturbed = verify_batches(runner, graph.key, "in parts", batches, between=disturb)
+    disturbed = verify_in_parts(runner, graph.key, batches, disturb)
     assert not disturbed.is_right

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from saccade.config import GraphSettings, Mode
 from saccade.graphs import Arena, Body, Capacity, Frame, GraphRunner, Phase, boundaries, bridge, output, rows, verify
+from tests.engine.wrong_graphs import spoil
 from tests.graphs import toy
 from tests.graphs.mutations import BOTH, Mutations
 
@@ -27,6 +29,44 @@ def test_a_report_names_every_graph_and_verdict() -> None:
     text = str(verify(toy.make_runner()))
     assert text.count("  ok") == 7
     assert "toy/full segments=4 tokens=16" in text
+
+
+def test_a_sequence_that_ends_in_one_process_ends_in_all() -> None:
+    """A pass that exchanges tensors needs all of them, so all must run the same passes, whatever one of them finds."""
+    wrong, right = toy.make_runner(), toy.make_runner()
+    for graph in wrong.graphs[:2]:
+        spoil(graph, partial(graph.frame["y"].view(-1)[:1].add_, 1))
+    found: list[bool] = []
+
+    def note(one: bool) -> bool:
+        found.append(one)
+        return one
+
+    passes = [noted_passes(runner) for runner in (wrong, right)]
+    report = verify(wrong, anywhere=note)
+    answers = iter(found)
+    other = verify(right, anywhere=lambda one: next(answers) | one)
+    assert not report.is_right and other.is_right and not list(answers)
+    assert passes[0] == passes[1] and passes[0]
+    ends = [[(row.key, row.sequence, row.num_batches) for row in each.rows] for each in (report, other)]
+    assert ends[0] == ends[1]
+
+
+def noted_passes(runner: GraphRunner) -> list[tuple[str, Any]]:
+    """Grows with every pass: its kind, and its graph or shape."""
+    passes: list[tuple[str, Any]] = []
+    eager, replay = runner.eager, runner.replay
+
+    def noted_eager(*args: Any, **how: Any) -> Any:
+        passes.append(("eager", how.get("at")))
+        return eager(*args, **how)
+
+    def noted_replay(key: Any, *args: Any, **how: Any) -> Any:
+        passes.append(("replay", key))
+        return replay(key, *args, **how)
+
+    vars(runner)["eager"], vars(runner)["replay"] = noted_eager, noted_replay
+    return passes
 
 
 def test_phases_without_segments_are_verified_too() -> None:

@@ -2,10 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +13,13 @@ from rich.table import Table
 from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
-from saccade.errors import ConfigError
+from saccade.models.folder import find_model
+from saccade.scheduling.orders import AuditGraphs, GraphCheck, VerifyGraphs
 from saccade.terminal import Output, print_json, print_table, progress_bar, stages
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.execution.executor import DeviceExecutor
+    from saccade.execution.build import Built
     from saccade.graphs import AuditReport, VerifyReport
 
 EXIT_WRONG = 1
@@ -36,7 +38,8 @@ ABOUT = {
     "verify": (
         "Replay every graph of a model and compare it bit for bit with an eager run, in sequences of batches: equal "
         "totals with different boundaries and back, small-large-small, poisoned padding, shuffled order over all "
-        "buckets, other image shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
+        "buckets, other image shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does. With "
+        "--tensor-parallel-size, all ranks do so together; what is wrong on one of them is shown with its number."
     ),
     "audit": (
         "Capture every graph of a model again with different inputs and compare the captures node by node: kernels, "
@@ -52,15 +55,13 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.execution.verification import audit_graphs, verify_graphs  # imports torch
-
     report: VerifyReport | None = None
-    with loaded_executor(flags, console) as executor:
+    with loaded(*engine_settings(flags), console) as built:
         if flags.command == "verify":
             with shown_progress(console, "verifying") as on_graph:
-                report = verify_graphs(executor, is_short=asked.short, progress=on_graph)
+                report = check(built, VerifyGraphs(asked.short), on_graph)
         with shown_progress(console, "auditing") as on_graph:
-            audited = audit_graphs(executor, is_short=asked.short, progress=on_graph)
+            audited: AuditReport = check(built, AuditGraphs(asked.short), on_graph)
     is_right = audited.is_right and (report is None or report.is_right)
     if asked.json:
         audit = {"right": audited.is_right, "nodes": audited.num_nodes, "rows": _rows_data(audited)}
@@ -73,20 +74,30 @@ def run(flags: Namespace) -> int:
 
 
 @contextmanager
-def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
-    """Loads the model without verifying it: errors belong in the report."""
-    model, engine, limits = engine_settings(flags)
-    if engine.tensor_parallel_size > 1:
-        raise ConfigError(
-            "graphs of several ranks can only be checked by all ranks together, when a server starts: use "
-            "`saccade serve --verify full`, or leave out --tensor-parallel-size"
-        )
-    from saccade import LLM  # imports torch
+def loaded(model: str, engine: EngineSettings, limits: SchedulerSettings, console: Console) -> "Iterator[Built]":
+    """Loads the model without any check of its graphs: what is wrong belongs in the report."""
+    from saccade.execution.build import build_engine  # imports torch
+    from saccade.inputs.processor import Processor
 
     with stages(console, f"loading {model}"):
-        llm = LLM(model, **(asdict(engine) | asdict(limits) | {"verify": "off"}))
-    with llm:
-        yield llm.executor
+        folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)
+        processor = Processor.from_folder(folder, chat_template=engine.chat_template)
+        engine = replace(engine, verify="off")
+        built = build_engine(folder, engine, limits, processor=processor, compares_ranks=False)
+    with closing(built):
+        yield built
+
+
+def check(built: "Built", orders: GraphCheck, on_graph: OnGraph = lambda *news: None) -> Any:
+    """Has all ranks check their graphs together. Returns what they found."""
+    executor = built.engine.executor
+    assert built.executor.checks is not None, "every engine has checks"
+    built.executor.checks.on_graph = on_graph
+    try:
+        return executor.execute(orders)
+    except Exception:
+        executor.require_device()  # if another rank is the cause, raises that
+        raise
 
 
 @contextmanager

@@ -51,6 +51,10 @@ class Agreement:
                 )
         return None
 
+    def is_left_by(self, rank: int) -> bool:
+        """Whether a rank failed in a message that others have not finished: they may wait for it in a collective."""
+        return any(rank in step.outcomes and step.outcomes[rank].error for step in self._open.values())
+
     def waiting(self, now: float, limit_s: float) -> str | None:
         """Describes a message that rank 0 has not finished `limit_s` after another rank did; never if `limit_s` is
         0."""

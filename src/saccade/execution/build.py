@@ -15,6 +15,7 @@ import torch
 from saccade.config import shadow_folder, writable_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.check_orders import GraphChecks
 from saccade.execution.compilers import CompileProcesses
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_messages import RankExecutor, RankStart
@@ -22,6 +23,7 @@ from saccade.execution.rank_processes import OnDeath, RankProcesses
 from saccade.execution.ranks import (
     CALIBRATION_ROUNDS,
     RankedExecutor,
+    RankedShadow,
     check_ranks,
     describe_ranks,
     largest_passes,
@@ -47,7 +49,7 @@ from saccade.inputs.text.generation import GenerationDefaults
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
-from saccade.layers.parallel import Groups
+from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.model_config import Config
 from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
@@ -55,8 +57,7 @@ from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.scheduling.orders import ORDER_TYPES, Calibrate
-from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.orders import ORDER_TYPES, BeginShadow, Calibrate
 from saccade.scheduling.warm_up import warm_up
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, StartEngine
@@ -82,6 +83,7 @@ class Built:
         self.engine.close()
         if self.engine.idle.shadow is not None:
             self.engine.idle.shadow.close()
+        self.executor.checks = None  # they refer to each other, and the device's memory is freed with the executor
         if self.ranks is not None:
             self.ranks.close()
         self.groups.close()
@@ -98,7 +100,7 @@ class Resolved:
     shadow_bytes: Mapping[str, int]
 
 
-def build_engine(
+def build_engine(  # noqa: PLR0913
     folder: str | Path,
     settings: EngineSettings,
     limits: SchedulerSettings,
@@ -108,10 +110,12 @@ def build_engine(
     on_death: OnDeath = lambda error: None,
     tries_grammars: bool = False,
     compiling: CompileProcesses | None = None,
+    compares_ranks: bool = True,
 ) -> Built:
     """`report` is called for each stage, and for each tensor or graph in it. `on_death` is called from another thread,
     with the reason, if the engine's ranks cannot continue. `tries_grammars` compiles untrusted grammars in trial
-    processes first (see `Trials`). `compiling` is waited for once the weights are loaded."""
+    processes first (see `Trials`). `compiling` is waited for once the weights are loaded. `compares_ranks` raises if
+    ranks get different results from a pass."""
     folder, device = Path(folder), device_named(settings.device)
     if settings.shadow and settings.shadow_dir:
         writable_folder(settings.shadow_dir, "--shadow-dir")  # before the weights are loaded
@@ -127,7 +131,8 @@ def build_engine(
         formats = read_formats(
             config, family.renames, Quantize.asked_by(settings), is_dummy=settings.load_format == "dummy"
         )
-        ranks = start_ranks(StartEngine(str(folder), settings, limits), spec, formats, device, on_death)
+        start = StartEngine(str(folder), settings, limits, compares_ranks)
+        ranks = start_ranks(start, spec, formats, device, on_death)
     try:
         if ranks is not None:
             groups = connect(
@@ -139,7 +144,14 @@ def build_engine(
                 check=ranks.check,
             )
         executor, resolved = build_executor(
-            folder, settings, limits, device=device, groups=groups, report=report, compiling=compiling
+            folder,
+            settings,
+            limits,
+            device=device,
+            groups=groups,
+            report=report,
+            compiling=compiling,
+            compares_ranks=compares_ranks,
         )
         held = [share_of(executor)]
         if ranks is not None:
@@ -173,12 +185,13 @@ def _finish(
 ) -> Engine:
     settings, limits, model = resolved.settings, resolved.limits, executor.state.model
     fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
+    ranked = None if ranks is None else RankedExecutor(executor, ranks)
     engine = new_engine(
         executor,
         limits,
         encoder_index_for(settings, limits),
         fingerprint=fingerprint,
-        ordered=None if ranks is None else RankedExecutor(executor, ranks),
+        ordered=ranked,
         **of_engine,
     )
     report(Stage("warming up"))
@@ -192,7 +205,8 @@ def _finish(
     if settings.warm_up:
         warm_up(engine)
     if settings.shadow:
-        engine.idle.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
+        shadow: Shadow = engine.executor.execute(BeginShadow())
+        engine.idle.shadow = shadow if ranked is None else RankedShadow(shadow, ranked)
     report(Stage("ready"))
     return engine
 
@@ -217,6 +231,7 @@ def build_executor(
     groups: Groups = ONE_RANK,
     report: OnStage = lambda stage: None,
     compiling: CompileProcesses | None = None,
+    compares_ranks: bool = True,
 ) -> tuple[DeviceExecutor, Resolved]:
     """Builds weights, buffers and checked graphs, on all ranks in lockstep. Also returns the resolved settings."""
     is_cuda = device.type == "cuda"
@@ -254,7 +269,10 @@ def build_executor(
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
     _verify(executor, resolved.settings, groups, report)
     executor.reserve()
-    check_ranks(executor, groups)
+    if compares_ranks:
+        check_ranks(executor, groups)
+    group = groups.language
+    executor.checks = GraphChecks(executor, group, lambda: _new_shadow(executor, folder, resolved, group))
     return executor, resolved
 
 
@@ -268,7 +286,14 @@ def follow(start: RankStart) -> RankExecutor:
         torch.cuda.set_device(device)
     import_packages()
     groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
-    executor, _ = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups)
+    executor, _ = build_executor(
+        Path(given.folder),
+        given.settings,
+        given.limits,
+        device=device,
+        groups=groups,
+        compares_ranks=given.compares_ranks,
+    )
     return RankExecutor(
         order_types=ORDER_TYPES,
         execute=executor.execute,
@@ -296,12 +321,12 @@ def resolve(
     )
 
 
-def _new_shadow(executor: DeviceExecutor, scheduler: Scheduler, folder: Path, resolved: Resolved) -> Shadow:
-    settings = resolved.settings
+def _new_shadow(executor: DeviceExecutor, folder: Path, resolved: Resolved, group: ParallelGroup) -> Shadow:
+    settings, state = resolved.settings, executor.state
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
-    same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
-    origin = Origin(model=str(folder.resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
-    return Shadow(executor, settings.shadow, origin, slab_bytes=resolved.shadow_bytes)
+    same = replace(settings, kv_cache_tokens=(state.num_blocks - 1) * state.block_size)  # block 0 is for padding
+    origin = Origin(model=str(folder.resolve()), settings=same, limits=resolved.limits, folder=kept_in)
+    return Shadow(executor, settings.shadow, origin, slab_bytes=resolved.shadow_bytes, group=group)
 
 
 def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:

@@ -5,9 +5,9 @@ same stream, so nothing that a ticket still needs is overwritten before it is co
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from saccade.scheduling.orders import (
     Drop,
     Encode,
     EncodeMore,
+    GraphCheck,
     Orders,
     Pass,
     Run,
@@ -109,6 +110,14 @@ class ExecutorSettings(EncoderSettings):
         )
 
 
+class Checks(Protocol):
+    """Obeys orders that check graphs (`check_orders.py`)."""
+
+    on_graph: Callable[[str, int, int], None]
+
+    def obey(self, orders: GraphCheck) -> Any: ...
+
+
 class DeviceExecutor:
     def __init__(self, state: DeviceState, settings: ExecutorSettings) -> None:
         self.state, self.settings = state, settings
@@ -131,6 +140,7 @@ class DeviceExecutor:
         self._ticket: DeviceTicket | None = None
         self._trace: list[GraphKey | str] = []
         self._timer: PassTimer | None = None  # while a trace is recorded
+        self.checks: Checks | None = None
 
     def composer(self) -> Composer:
         spec, state = self._model.spec, self.state
@@ -187,6 +197,9 @@ class DeviceExecutor:
                 self._calibrate(orders)
             case WarmUp():
                 self.warm_up()
+            case _:
+                assert self.checks is not None, f"this executor was built without checks: {orders}"
+                return self.checks.obey(orders)
         return None
 
     def _calibrate(self, orders: Calibrate) -> None:

@@ -207,7 +207,7 @@ class RankProcesses:
                 if (error := self._find_problem(monotonic())) is not None:
                     self._die(error)
                     return
-            if self._are_ready:  # a rank that is still building does not listen, and may be waiting for rank 0
+            if self._can_finish:
                 self._sender.tell_to_close()
                 self._wait_for_exits(EXIT_S)
         except Exception as error:  # otherwise the ranks would go unwatched
@@ -220,6 +220,14 @@ class RankProcesses:
             for process in self._processes.values():
                 assert process.stdin is not None, "it is a pipe"
                 process.stdin.close()
+
+    @property
+    def _can_finish(self) -> bool:
+        """Whether the ranks can come to an end by themselves. A rank that is still building does not listen, and it may
+        wait for rank 0, as may one in an order that rank 0 has left, because of Ctrl-C for example."""
+        self._sender.collect()
+        with self._agreement_lock:
+            return self._are_ready and not self._agreement.is_left_by(0)
 
     def _start_all(self) -> None:
         try:

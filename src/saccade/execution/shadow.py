@@ -4,16 +4,19 @@ What a replay read and produced is copied on the replay's stream into preallocat
 run happens when the engine is idle, and stops between two operations when a command arrives. It changes nothing that a
 request could see, because it writes the bits that the caches already hold. If the bits differ, the graph was wrong:
 the graph is retired, the caches are emptied, and the inputs are saved to a file.
+
+Of several ranks, each records its own part of the same replays: all see the same passes and draw the same numbers. Rank
+0 says which record is next. A record that some rank could not keep is dropped by all. A check is the same pass on all
+ranks, because a pass exchanges tensors, so none of them may stop it; and what any rank finds counts for all.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from saccade.execution.executor import DeviceExecutor
+from saccade.execution.interruptible import CheckStoppedError, Interruptible, ShouldStop
 from saccade.execution.shadow_file import Origin, ShadowFile, context_of, current_versions, digest_of, write_file
 from saccade.execution.shadow_passes import (
     PassArrays,
@@ -30,15 +34,14 @@ from saccade.execution.shadow_passes import (
     put_back,
     results_of,
     run_eagerly,
+    vision_rows_in,
     written_keys,
     written_rows,
 )
+from saccade.execution.shadow_verdict import Mismatch, Verdict, gather_differences
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
-from saccade.graphs.operation_mode import OperationMode
-
-ShouldStop = Callable[[], bool]
-Found = tuple[list[OutputDifference], dict[str, Tensor]]
+from saccade.layers.parallel import ALONE, ParallelGroup
 
 MAX_RECORDS = 256
 MAX_DUE = 2  # records drawn by chance but not yet assigned to a replay
@@ -60,37 +63,21 @@ class ReplayRecord:
     is_lost: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """A replay whose results differ from an eager run of the same inputs."""
-
-    key: GraphKey
-    digest: str  # of the inputs
-    differences: tuple[OutputDifference, ...]
-    path: Path | None  # of the file with the inputs
-
-    @property
-    def reason(self) -> str:
-        """Text for clients, which does not name the file."""
-        more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
-        return (
-            f"graph [{self.key}] is out of service: it differs from an eager run of inputs {self.digest}: "
-            f"{self.differences[0]}{more}"
-        )
-
-    def __str__(self) -> str:
-        kept = "could not be saved" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
-        return f"{self.reason}. Its batches run without it; the inputs {kept}"
-
-
 class Shadow:
     """Records an engine's replays, and checks them one at a time."""
 
     def __init__(
-        self, executor: DeviceExecutor, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]
+        self,
+        executor: DeviceExecutor,
+        share: float,
+        origin: Origin,
+        *,
+        slab_bytes: Mapping[str, int],
+        group: ParallelGroup = ALONE,
     ) -> None:
-        """`slab_bytes` has the sizes of the slabs for language and vision passes, see `sizes.shadow_bytes_for`."""
-        self._executor, self._share, self._origin = executor, share, origin
+        """`slab_bytes` has the sizes of the slabs for language and vision passes, see `sizes.shadow_bytes_for`. All
+        ranks of the group begin after the same pass."""
+        self._executor, self._share, self._origin, self._group = executor, share, origin, group
         device = executor.state.model.place.device
         self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
         self.writers = Writers(executor.state)
@@ -139,23 +126,49 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Reruns one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied."""
+        """Reruns one record, if there is one rank. Returns the error that prevented it, or a mismatch, after which
+        caches must be emptied."""
         record = self._next(should_stop)
         if record is None:
             return None
-        record.is_begun = True
         try:
-            with _Interruptible(should_stop, record.runner.phase.arena.device):
-                found = self._compare(record)
+            with Interruptible(should_stop, record.runner.phase.arena.device):
+                verdict = self._compare(record)
         except CheckStoppedError:
             self._postpone(record)
             return None
         except Exception as error:
             self._drop(record, "failed")
             return error
-        mismatch = None if found is None else self._report(record, *found)
-        record.cached = None  # the slab keeps the record, and so this memory, until its place is reused
-        return mismatch
+        return self._conclude(record, verdict)
+
+    def choose(self, should_stop: ShouldStop = lambda: False) -> tuple[int, GraphKey] | None:
+        """Rank 0's choice of what all ranks check next: the number of a record, and its graph."""
+        record = self._next(should_stop)
+        if record is None:
+            return None
+        self._records.appendleft(record)
+        return record.number, record.key
+
+    @torch.no_grad()
+    def check_together(self, number: int, key: GraphKey) -> Mismatch | None:
+        """Reruns the record that rank 0 chose, at the same time as all other ranks. Raises if this rank fails."""
+        while self._records and self._records[0].number < number:
+            self._records.popleft()  # rank 0 has dropped it
+        is_kept = bool(self._records) and (self._records[0].number, self._records[0].key) == (number, key)
+        record = self._records.popleft() if is_kept else None
+        problems = self._group.gather(("evicted" if record is None else self._problem_of(record)).encode())
+        problem = next(filter(None, problems), b"").decode()
+        if record is None or problem:
+            if record is not None:
+                self._drop(record, problem)
+            return None
+        try:
+            verdict = self._compare(record)
+        except Exception:
+            self._drop(record, "failed")
+            raise
+        return self._conclude(record, verdict)
 
     def _is_recent(self, key: GraphKey) -> bool:
         """Whether a graph is in the more recently recorded half of all graphs."""
@@ -165,13 +178,16 @@ class Shadow:
     def _next(self, should_stop: ShouldStop) -> ReplayRecord | None:
         while self._records and not should_stop():
             record = self._records.popleft()
-            if record.is_lost:
-                self._drop(record, "evicted")
-            elif not self.writers.is_intact(record.arrays, record.number):
-                self._drop(record, "overwritten")
-            else:
+            if not (problem := self._problem_of(record)):
                 return record
+            self._drop(record, problem)
         return None
+
+    def _problem_of(self, record: ReplayRecord) -> str:
+        """Why a record cannot be checked any more."""
+        if record.is_lost:
+            return "evicted"
+        return "" if self.writers.is_intact(record.arrays, record.number) else "overwritten"
 
     def _postpone(self, record: ReplayRecord) -> None:
         """Puts the record first in line for a later check."""
@@ -187,28 +203,35 @@ class Shadow:
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
 
-    def _compare(self, record: ReplayRecord) -> Found | None:
-        """The differences and the eager results, or None if there is nothing to report."""
+    def _compare(self, record: ReplayRecord) -> Verdict | None:
+        """What differs, or None if there is nothing to report."""
+        record.is_begun = True
         if record.cached is None:
             record.cached = self._cached(record)
         found = self._run_again(record, {**record.results, **record.cached})
-        if found is None:
+        if found.is_equal:
             self.count(record.key.phase, "equal")
-        elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
+            return None
+        if record.runner.phase.nondeterministic or not self._run_again(record, found.right).is_equal:
             self._drop(record, "unsteady")  # eager runs differ from each other, so the graph may be right
             return None
         return found
 
-    def _run_again(self, record: ReplayRecord, before: Tensors) -> Found | None:
+    def _run_again(self, record: ReplayRecord, before: Tensors) -> Verdict:
         phase, most_bytes = record.runner.phase, self.slab_for(record.runner).most_bytes
+        right = before
 
-        def compare(outputs: Tensors) -> Found | None:
+        def compare(outputs: Tensors) -> list[OutputDifference]:
+            nonlocal right
             now = results_of(phase, record.arrays, outputs, most_bytes) | self._cached(record, outputs)
             differences = bit_differences(before, now)
-            return (differences, {name: view.clone() for name, view in now.items()}) if differences else None
+            if differences:
+                right = {name: view.clone() for name, view in now.items()}
+            return differences
 
         put_back(phase, record.arrays, record.reads)
-        return run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
+        own = run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
+        return Verdict(gather_differences(self._group, own), right)
 
     def _cached(self, record: ReplayRecord, outputs: Tensors | None = None) -> dict[str, Tensor]:
         """What a replay wrote to caches. With the `outputs` of an eager run, what that run would have written."""
@@ -219,19 +242,25 @@ class Shadow:
         own = own[:: max(1, -(-len(own) * state.vision_row_bytes // most_bytes))]
         if outputs is None:
             return written_rows(state, record.arrays, own)
-        rows = outputs["rows"]
-        return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
+        return {"rows of the cache": vision_rows_in(outputs, own)}
 
-    def _report(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
-        """Retires the graph, and saves what is needed to replay the record."""
+    def _conclude(self, record: ReplayRecord, verdict: Verdict | None) -> Mismatch | None:
+        mismatch = None if verdict is None else self._report(record, verdict)
+        record.cached = None  # the slab keeps the record, and so this memory, until its place is reused
+        return mismatch
+
+    def _report(self, record: ReplayRecord, verdict: Verdict) -> Mismatch:
+        """Retires the graph, and saves what is needed to replay the record: each rank its own part."""
         self.count(record.key.phase, "different")
         digest = digest_of({**record.inputs, **record.reads}, record.arrays)
+        digest = self._group.gather(digest.encode())[0].decode()
         record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
         for other in self._records:  # they may have read what the wrong graph wrote, which the check overwrote
             self.count(other.key.phase, "overwritten")
         self._records.clear()
-        path = self._save(record, right, digest)
-        return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
+        path = self._save(record, verdict.right, digest)
+        is_saved = all(self._group.gather(b"" if path is None else b"saved"))
+        return Mismatch(key=record.key, digest=digest, by_rank=verdict.by_rank, path=path if is_saved else None)
 
     def _save(self, record: ReplayRecord, right: Tensors, digest: str) -> Path | None:
         """Returns the path of the new file, or None if there is no folder for it or it could not be written."""
@@ -241,6 +270,7 @@ class Shadow:
         try:
             file = ShadowFile(
                 origin=self._origin,
+                rank=self._group.rank,
                 key=record.key,
                 arrays=record.arrays,
                 inputs=record.inputs,
@@ -294,28 +324,3 @@ class _Watcher:
             yield
         except Exception as error:
             self._shadow.count(self._runner.phase.name, "too_large" if isinstance(error, TooLargeError) else "failed")
-
-
-class CheckStoppedError(Exception):
-    """A check was stopped because a command is waiting."""
-
-
-class _Interruptible(OperationMode):
-    """Checks `should_stop` before each operation. The device is at most one operation behind, so it is soon free."""
-
-    def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
-        super().__init__()
-        self._should_stop = should_stop
-        self._events = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if self._should_stop():
-            raise CheckStoppedError
-        result = func(*args, **(kwargs or {}))
-        if self._events:
-            self._events[0].record()
-            self._events.reverse()
-            self._events[0].synchronize()
-        return result

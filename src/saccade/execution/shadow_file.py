@@ -1,7 +1,8 @@
 """The file of a wrong replay: its inputs and everything it read, for `saccade replay`. It is a safetensors file with
-JSON metadata, so reading it runs no code."""
+JSON metadata, so reading it runs no code. Each of several ranks writes its own part, with its number in the name."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -57,6 +58,7 @@ class ShadowFile:
     (`reads`), its results, and those of an eager run. Keys and values of very long contexts are left out."""
 
     origin: Origin
+    rank: int = 0
     key: GraphKey
     arrays: PassArrays
     inputs: Tensors
@@ -65,8 +67,12 @@ class ShadowFile:
     replayed: Tensors
     eager: Tensors
     most_bytes: int  # per result, see `results_of`
-    digest: str  # of all inputs
+    digest: str  # of all inputs; all ranks use rank 0's
     versions: Mapping[str, str]
+
+    @property
+    def suffix(self) -> str:
+        return SUFFIX if self.origin.settings.tensor_parallel_size == 1 else f".rank{self.rank}{SUFFIX}"
 
 
 def digest_of(tensors: Tensors, arrays: PassArrays | None = None) -> str:
@@ -100,8 +106,9 @@ def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
 def write_file(folder: Path, file: ShadowFile) -> Path:
     """Returns the file's path. Deletes the oldest files beyond the limit."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{file.key.phase}-{file.digest}{SUFFIX}"
-    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    path = folder / f"{file.key.phase}-{file.digest}{file.suffix}"
+    files = [found for found in folder.glob(f"*{SUFFIX}") if "".join(found.suffixes) == file.suffix]
+    files.sort(key=lambda found: found.stat().st_mtime)
     for old in files[: max(0, len(files) - MAX_FILES + 1)]:
         old.unlink(missing_ok=True)
     groups = {"array": _tensors(file.arrays)} | {name: getattr(file, field) for name, field in GROUPS.items()}
@@ -117,6 +124,11 @@ def write_file(folder: Path, file: ShadowFile) -> Path:
         path.unlink(missing_ok=True)
         raise
     return path
+
+
+def file_of_rank(path: Path, rank: int) -> Path:
+    """The part of another rank, beside the file of one."""
+    return path.with_name(re.sub(rf"\.rank\d+({re.escape(SUFFIX)})$", rf".rank{rank}\1", path.name))
 
 
 def read_file(path: Path) -> ShadowFile:
@@ -137,6 +149,7 @@ def _metadata(file: ShadowFile) -> dict[str, str]:
     key, origin = file.key, file.origin
     data = {
         "model": origin.model,
+        "rank": file.rank,
         "settings": origin.settings,
         "limits": origin.limits,
         "key": {"phase": key.phase, "mode": key.mode, "capacity": dict(key.capacity), "digest": key.digest},
@@ -162,6 +175,7 @@ def _parsed(tensors: Tensors, data: dict[str, Any]) -> ShadowFile:
     )
     return ShadowFile(
         origin=origin,
+        rank=int(data.get("rank", 0)),
         key=GraphKey(key["phase"], Mode(key["mode"]), Capacity.of(key["capacity"]), key["digest"]),
         arrays={name: tensor.numpy() for name, tensor in groups.get("array", {}).items()},
         most_bytes=int(data["most_bytes"]),

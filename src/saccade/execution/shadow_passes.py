@@ -63,7 +63,10 @@ class Writers:
         return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
     def own_rows(self, arrays: PassArrays, number: int) -> AnyInts:
-        return np.flatnonzero(self._rows[arrays["targets"]] == number)
+        """Which of the rows that pass `number` wrote, counted over the shares of all ranks, it was the last to write.
+        Shorter shares are filled up with target 0, where padding goes."""
+        targets = arrays["targets"].reshape(-1)
+        return np.flatnonzero((self._rows[targets] == number) & (targets > 0))
 
 
 def context_slots(arrays: PassArrays, block_size: int) -> AnyInts:
@@ -106,8 +109,14 @@ def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dic
 
 def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[str, Tensor]:
     assert state.vision_rows is not None, "a vision pass wrote there"
-    targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
+    targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64).reshape(-1)[own])
     return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}
+
+
+def vision_rows_in(outputs: Tensors, own: AnyInts) -> Tensor:
+    """Those rows in the outputs of a vision pass, which may have a dimension for the ranks' shares."""
+    rows_LUD = outputs["rows"].flatten(1, -2)
+    return rows_LUD.index_select(1, torch.from_numpy(own).to(rows_LUD.device))
 
 
 def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:

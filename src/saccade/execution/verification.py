@@ -17,6 +17,7 @@ from saccade.errors import GraphError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.vision_encoder import Encoder
 from saccade.graphs import (
+    Anywhere,
     AuditReport,
     AuditRow,
     Capacity,
@@ -28,6 +29,7 @@ from saccade.graphs import (
     audit,
     verify,
     verify_batches,
+    verify_in_parts,
 )
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
@@ -44,11 +46,19 @@ SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample":
 
 
 def verify_graphs(
-    executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
+    executor: DeviceExecutor,
+    *,
+    is_short: bool = False,
+    progress: OnGraph = lambda *news: None,
+    group: ParallelGroup = ALONE,
 ) -> VerifyReport:
     """Returns a row for every phase, bucket and sequence, or none without graphs. `progress(phase, done, total)` is
-    called before the first graph and after each."""
+    called before the first graph and after each. All ranks of the group call it together; each has its own report."""
     rows: list[VerifyRow] = []
+
+    def anywhere(found: bool) -> bool:
+        return group.agree(-int(found)) < 0
+
     count = _GraphCount(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
@@ -57,10 +67,11 @@ def verify_graphs(
         encoder = executor.encoder
         with _uncounted(runner):
             chosen = chosen_buckets(runner, is_short=is_short)
-            found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
+            report = verify(runner, buckets=chosen, same_shape=True, on_graph=count.one, anywhere=anywhere)
+            found = [*report.rows]
             if encoder is not None and runner is encoder.graphs:
-                found += _verify_grids(encoder, count, chosen)
-                found += _verify_parts(executor, runner, is_short=is_short)
+                found += _verify_grids(encoder, count, chosen, anywhere)
+                found += _verify_parts(executor, runner, anywhere, is_short=is_short)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
@@ -88,7 +99,7 @@ class _GraphCount:
 
 def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> VerifyReport:
     """Verifies and audits; raises if a replay differs from an eager run. Ranks run it in lockstep and fail together."""
-    report = verify_graphs(executor, is_short=is_short)
+    report = verify_graphs(executor, is_short=is_short, group=group)
     _require(group, _describe_wrong(report))
     found = _findings(executor, is_short)
     _require(group, _describe_faults(found))
@@ -165,7 +176,9 @@ def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
+def _verify_grids(
+    encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity], anywhere: Anywhere
+) -> Iterator[VerifyRow]:
     """Compares images of equal rows but other heights and widths (positions, windows), videos and repeated images."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
@@ -180,28 +193,27 @@ def _verify_grids(encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacit
             batches = [made[grids] for grids in sequence]
             batches = [b for b in batches if arena.misfit(arena.admit(b).sizes, graph.key.capacity) is None]
             if batches:
-                yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known)
+                yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known, anywhere=anywhere)
         count.one()
 
 
-def _verify_parts(executor: DeviceExecutor, runner: GraphRunner, *, is_short: bool) -> Iterator[VerifyRow]:
+def _verify_parts(
+    executor: DeviceExecutor, runner: GraphRunner, anywhere: Anywhere, *, is_short: bool
+) -> Iterator[VerifyRow]:
     """Replays graphs in parts, with a language pass after each; in the short form only the smallest of them."""
     graphs = sorted(
         (graph for graph in runner.graphs if graph.num_parts > 1 and not graph.key.digest),
         key=lambda graph: graph.key.capacity[runner.phase.rows],
     )
     values = executor.prefill.example_values(executor.prefill.catalogue.shape.ordered[0])
+
+    def run_language() -> None:
+        executor.prefill.run(values, lambda outputs: None)
+
     for graph in graphs[: 1 if is_short else None]:
         batches = [runner.example_values(graph.key.capacity)]
         with _uncounted(executor.prefill):
-            yield verify_batches(
-                runner,
-                graph.key,
-                "in parts",
-                batches,
-                same_shape=True,
-                between=lambda: executor.prefill.run(values, lambda outputs: None),
-            )
+            yield verify_in_parts(runner, graph.key, batches, run_language, anywhere=anywhere)
 
 
 def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grids]]:
@@ -240,7 +252,9 @@ def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, An
 
 @contextmanager
 def _uncounted(runner: GraphRunner) -> Iterator[None]:
-    """Keeps the replays and captures in its context out of the statistics, and drops exact graphs afterwards."""
+    """Keeps the replays and captures in its context out of the statistics. Drops exact graphs afterwards, and before:
+    only rank 0 knows which it has, but all ranks must choose alike."""
+    runner.forget_exact()
     stats, runner.stats = runner.stats, GraphStats()
     replays = {graph.key: graph.num_replays for graph in runner.graphs}
     try:

@@ -18,10 +18,11 @@ from saccade.graphs.frame import Body, Frame
 from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.verify import Known, VerifyReport, VerifyRow, verify, verify_batches
+from saccade.graphs.verify import Anywhere, Known, VerifyReport, VerifyRow, verify, verify_batches, verify_in_parts
 from saccade.graphs.watched import Watched
 
 __all__ = [
+    "Anywhere",
     "Arena",
     "AuditReport",
     "AuditRow",
@@ -53,4 +54,5 @@ __all__ = [
     "rows",
     "verify",
     "verify_batches",
+    "verify_in_parts",
 ]

@@ -108,10 +108,9 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
         base = _nodes(graph) if _is_cpu(runner) else _captured_on(runner, graph.key, first)
         memory = MemoryMap(runner.phase.arena, capacity, runner.watched, runner.lane)
         findings += _undeclared(base, memory)
-        for other in others:
-            if found := _frozen(runner, graph.key, memory, noise, base, first, other):
-                findings += found
-                break
+        # Every capture is made whatever was found: on a CPU it runs the pass, which other ranks may take part in.
+        frozen = [_frozen(runner, graph.key, memory, noise, base, first, other) for other in others]
+        findings += next(filter(None, frozen), [])
         findings += _body_differences(runner, graph.key, base, first)
     except UnreadableError:
         raise

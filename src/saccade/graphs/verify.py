@@ -24,6 +24,7 @@ from saccade.graphs.runner import GraphRunner
 TensorDict = dict[str, Tensor]
 Known = dict[tuple[int, Capacity | None, bool], TensorDict]
 Consume = Callable[[Mapping[str, Tensor]], TensorDict]
+Anywhere = Callable[[bool], bool]
 
 POISON_EVERY = 4  # batches of the shuffled sequence
 NUM_REPEATS = 3
@@ -69,11 +70,14 @@ def verify(
     buckets: Sequence[Capacity] | None = None,
     same_shape: bool = False,
     on_graph: Callable[[], None] = lambda: None,
+    anywhere: Anywhere = bool,
 ) -> VerifyReport:
     """Run the adversarial sequences on captured buckets (all, or `buckets`), and on exact graphs if that tier is on. A
     replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
     results out of the buffers: what it returns must survive later replays. `same_shape` skips the comparison of padded
-    with unpadded eager runs. `on_graph` is called after each graph."""
+    with unpadded eager runs. `on_graph` is called after each graph. If processes verify together, because their passes
+    exchange tensors, `anywhere` says whether something holds in any of them: a sequence that ends early in one must end
+    in all."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
@@ -81,13 +85,16 @@ def verify(
     for key in keys:
         known: Known | None = {} if runner.phase.is_repeatable else None
         for name, batches in _sequences(runner, key.capacity, rng).items():
-            rows.append(verify_batches(runner, key, name, batches, consume=consume, same_shape=same_shape, known=known))
+            row = verify_batches(
+                runner, key, name, batches, consume=consume, same_shape=same_shape, known=known, anywhere=anywhere
+            )
+            rows.append(row)
         on_graph()
     if rows:
-        rows.append(_verify_across(runner, keys, consume, rng, same_shape=same_shape))
+        rows.append(_verify_across(runner, keys, consume, rng, same_shape=same_shape, anywhere=anywhere))
     if Tier.EXACT in runner.settings.tiers:
         smallest = min(buckets or runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
-        rows.append(_verify_exact(runner, smallest, consume, rng))
+        rows.append(_verify_exact(runner, smallest, consume, rng, anywhere=anywhere))
     return VerifyReport(tuple(rows))
 
 
@@ -100,42 +107,58 @@ def verify_batches(
     consume: Consume = copy_out,
     same_shape: bool = False,
     known: Known | None = None,
-    between: Callable[[], None] | None = None,
+    anywhere: Anywhere = bool,
 ) -> VerifyRow:
     """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
-    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur. `between` is
-    called between the parts of each replay."""
+    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur; `anywhere` as in
+    `verify`."""
     poison = name.startswith("poisoned")
 
     def replay(values: Values) -> TensorDict:
         if poison:
             _poison(runner, key)
         runner.phase.set_up(values)
-        if between is not None:
-            return _replay_in_parts(runner, key, values, consume, between)
         return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
-    comparison = _Comparison(runner, known=known, same_shape=same_shape, poison=poison)
+    comparison = _Comparison(runner, known=known, same_shape=same_shape, poison=poison, anywhere=anywhere)
     return comparison.row(str(key), name, batches, replay, lambda values: key.capacity)
 
 
-def _replay_in_parts(
-    runner: GraphRunner, key: GraphKey, values: Values, consume: Consume, between: Callable[[], None]
-) -> TensorDict:
-    found: TensorDict = {}
+def verify_in_parts(
+    runner: GraphRunner,
+    key: GraphKey,
+    batches: Sequence[Values],
+    between: Callable[[], None],
+    *,
+    consume: Consume = copy_out,
+    anywhere: Anywhere = bool,
+) -> VerifyRow:
+    """Replay one graph on batches part by part, and call `between` after each part but the last."""
     num_parts = next(graph.num_parts for graph in runner.graphs if graph.key == key)
-    runner.begin(
-        Decision(Tier.CAPACITY, Reason.FITS_BUCKET, key), values, lambda outputs: found.update(consume(outputs))
-    )
-    runner.advance(key, 1, num_parts)
-    for end in range(2, num_parts + 1):
-        between()
-        runner.advance(key, end, num_parts)
-    return found
+    decision = Decision(Tier.CAPACITY, Reason.FITS_BUCKET, key)
+
+    def replay(values: Values) -> TensorDict:
+        found: TensorDict = {}
+        runner.phase.set_up(values)
+        runner.begin(decision, values, lambda outputs: found.update(consume(outputs)))
+        for end in range(1, num_parts + 1):
+            runner.advance(key, end, num_parts)
+            if end < num_parts:
+                between()
+        return found
+
+    comparison = _Comparison(runner, same_shape=True, anywhere=anywhere)
+    return comparison.row(str(key), "in parts", batches, replay, lambda values: key.capacity)
 
 
 def _verify_across(
-    runner: GraphRunner, keys: Sequence[GraphKey], consume: Consume, rng: torch.Generator, *, same_shape: bool
+    runner: GraphRunner,
+    keys: Sequence[GraphKey],
+    consume: Consume,
+    rng: torch.Generator,
+    *,
+    same_shape: bool,
+    anywhere: Anywhere,
 ) -> VerifyRow:
     """Random layouts in all buckets, which share one pool: none may see what another left there."""
     layouts = [random_layout(runner.phase, key.capacity, rng) for key in keys]
@@ -148,10 +171,13 @@ def _verify_across(
             _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
 
     name = f"{runner.phase.name}/{runner.settings.mode} all buckets"
-    return _row_of_choice(runner, name, "shuffled", batches, consume, same_shape=same_shape, before=poison_some)
+    comparison = _Comparison(runner, same_shape=same_shape, anywhere=anywhere)
+    return _row_of_choice(comparison, name, "shuffled", batches, consume, before=poison_some)
 
 
-def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> VerifyRow:
+def _verify_exact(
+    runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator, *, anywhere: Anywhere
+) -> VerifyRow:
     """Two structures of the same sizes, in the graphs that the runner chooses: neither may get the other's."""
     one, other = equal_totals(runner.phase, capacity, rng)
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
@@ -159,23 +185,24 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
         runner.capture_exact(runner.phase.example(one, rng))
     replays_before = runner.stats.replays[Tier.EXACT]
     batches = [runner.phase.example(part, rng) for part in (one, other, one, other)]
-    row = _row_of_choice(runner, name, "equal totals", batches, consume, same_shape=True)
+    comparison = _Comparison(runner, same_shape=True, anywhere=anywhere)
+    row = _row_of_choice(comparison, name, "equal totals", batches, consume)
     if runner.stats.replays[Tier.EXACT] == replays_before:
         return VerifyRow(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
     return row
 
 
 def _row_of_choice(
-    runner: GraphRunner,
+    comparison: "_Comparison",
     name: str,
     sequence: str,
     batches: Sequence[Values],
     consume: Consume,
     *,
-    same_shape: bool,
     before: Callable[[], None] = lambda: None,
 ) -> VerifyRow:
     """A sequence run in the graphs that the runner itself chooses."""
+    runner = comparison.runner
 
     def run(values: Values) -> TensorDict:
         before()
@@ -188,7 +215,7 @@ def _row_of_choice(
         return None if key is None or key.digest else key.capacity
 
     with _without_costs(runner):
-        return _Comparison(runner, same_shape=same_shape).row(name, sequence, batches, run, capacity_chosen)
+        return comparison.row(name, sequence, batches, run, capacity_chosen)
 
 
 @contextmanager
@@ -202,12 +229,19 @@ def _without_costs(runner: GraphRunner) -> Iterator[None]:
 
 
 class _Comparison:
-    """Compares results of batches with eager runs. `known` caches the eager results of batches that recur."""
+    """Compares results of batches with eager runs. `known` caches the eager results of batches that recur. Which passes
+    run must depend only on what `anywhere` says, see `verify`."""
 
     def __init__(
-        self, runner: GraphRunner, *, known: Known | None = None, same_shape: bool = False, poison: bool = False
+        self,
+        runner: GraphRunner,
+        *,
+        anywhere: Anywhere,
+        known: Known | None = None,
+        same_shape: bool = False,
+        poison: bool = False,
     ) -> None:
-        self._runner, self._known = runner, known
+        self.runner, self._known, self._anywhere = runner, known, anywhere
         self._same_shape, self._poison = same_shape, poison
 
     def row(
@@ -225,22 +259,29 @@ class _Comparison:
         def wrong(difference: float, problem: str) -> VerifyRow:
             return VerifyRow(key, name, len(kept), difference, problem)
 
+        def ended(found: Sequence[OutputDifference], problem: str) -> VerifyRow:
+            """The sequence ends here, perhaps because of a difference in another process only."""
+            return wrong(_size(found), problem.format(found[0])) if found else wrong(worst, "")
+
         try:
             for values in batches:
                 at = capacity_of(values)
-                if harm := self._padding_errors(values, at):
-                    return wrong(_size(harm), f"padding matters: {harm[0]}")
+                harm = self._padding_errors(values, at)
+                if self._anywhere(bool(harm)):
+                    return ended(harm, "padding matters: {}")
                 expected = self._cached_run(values, at, self._poison)
-                actual = {**run(values), **self._runner.phase.written(values)}
+                actual = {**run(values), **self.runner.phase.written(values)}
                 kept.append((actual, expected, values, at))
-                if found := self._differences(actual, expected, values, at):
-                    repeats = (self._run(values, at, self._poison) for _ in range(NUM_REPEATS))
+                found = self._differences(actual, expected, values, at)
+                if self._anywhere(bool(found)):
+                    repeats = [self._run(values, at, self._poison) for _ in range(NUM_REPEATS)]
                     is_repeated = not any(bit_differences(repeat, expected) for repeat in repeats)
-                    return wrong(_size(found), str(found[0]) if is_repeated else f"{found[0]}; {_NOT_REPEATED}")
+                    return ended(found, "{}" if is_repeated else f"{{}}; {_NOT_REPEATED}")
                 worst = max(worst, _size(bit_differences(actual, expected)))
             for actual, expected, values, at in kept:
-                if found := self._differences(actual, expected, values, at):
-                    return wrong(_size(found), f"a result changed after it was handed over: {found[0]}")
+                found = self._differences(actual, expected, values, at)
+                if self._anywhere(bool(found)):
+                    return ended(found, "a result changed after it was handed over: {}")
         except GraphError as error:
             return wrong(float("inf"), str(error))
         except RuntimeError as error:
@@ -252,7 +293,7 @@ class _Comparison:
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
     ) -> list[OutputDifference]:
         """Bit for bit, unless the phase has nondeterministic kernels."""
-        if not self._runner.phase.nondeterministic:
+        if not self.runner.phase.nondeterministic:
             return bit_differences(actual, expected)
         return self._beyond_error(actual, expected, values, at, self._poison)
 
@@ -263,14 +304,14 @@ class _Comparison:
         padded, found = self._cached_run(values, at, False), []
         if self._poison:
             found = self._beyond_error(self._cached_run(values, at, True), padded, values, at, False)
-        if not found and not self._same_shape:
+        if not self._same_shape and not self._anywhere(bool(found)):
             found = self._beyond_error(padded, self._run(values, None, False), values, None, False)
         return found
 
     def _beyond_error(
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None, poison: bool
     ) -> list[OutputDifference]:
-        if not bit_differences(actual, expected):
+        if not self._anywhere(bool(bit_differences(actual, expected))):
             return []
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, poison)))
 
@@ -283,9 +324,9 @@ class _Comparison:
         return self._known[key]
 
     def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
-        phase = self._runner.phase
+        phase = self.runner.phase
         phase.set_up(values)
-        return {**self._runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
+        return {**self.runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
 
 
 _NOT_REPEATED = (

@@ -8,7 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import SaccadeError
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, EncodeMore, Run, SampleTokens, WarmUp
+from saccade.scheduling.orders import (
+    Begin,
+    Calibrate,
+    Capture,
+    Drop,
+    Encode,
+    EncodeMore,
+    GraphCheck,
+    Run,
+    SampleTokens,
+    WarmUp,
+)
 from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
@@ -103,6 +114,10 @@ class Executor(Protocol):
     @overload
     def execute(self, orders: Begin | SampleTokens | Drop | Calibrate | WarmUp) -> None:
         """`SampleTokens` belongs to the newest `Run`, whose ticket has the results."""
+
+    @overload
+    def execute(self, orders: GraphCheck) -> Any:
+        """Returns what `execution.check_orders` found, on all ranks."""
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs by phase."""

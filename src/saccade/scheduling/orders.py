@@ -197,5 +197,40 @@ class WarmUp:
     """Compile the kernels that run outside graphs."""
 
 
-Orders = Begin | Encode | EncodeMore | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp
+@dataclass(frozen=True, slots=True)
+class BeginShadow:
+    """Begin to record a share of the replays, for shadow checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReplay:
+    """Run a recorded replay again without its graph, and compare the results. Its number is that of the pass."""
+
+    number: int
+    key: GraphKey
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyGraphs:
+    """Compare all graphs, or a sample of them, with eager runs."""
+
+    is_short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuditGraphs:
+    """Find what all graphs, or a sample of them, froze."""
+
+    is_short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatReplay:
+    """Run the replay of a shadow check's file again, with its graph and without. Each rank reads its own file."""
+
+    file: str
+
+
+GraphCheck = BeginShadow | CheckReplay | VerifyGraphs | AuditGraphs | RepeatReplay
+Orders = Begin | Encode | EncodeMore | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp | GraphCheck
 ORDER_TYPES: tuple[type[Orders], ...] = get_args(Orders)

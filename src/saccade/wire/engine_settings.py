@@ -152,11 +152,6 @@ class EngineSettings:
         if self.tensor_parallel_size < 1:
             value = self.tensor_parallel_size
             raise ConfigError(f"tensor_parallel_size is {value}; it must be at least 1 (--tensor-parallel-size)")
-        if self.shadow and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                "shadow checks run a pass again on one rank, which would wait for the others; leave out --shadow, or "
-                "--tensor-parallel-size"
-            )
         if not 0 <= self.shadow <= 1:
             raise ConfigError(f"shadow is {self.shadow}; it must be between 0 and 1 (--shadow)")
         self.phase_modes()

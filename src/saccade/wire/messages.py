@@ -52,6 +52,7 @@ class StartEngine(Struct, frozen=True, tag=True):
     folder: str
     settings: EngineSettings
     limits: SchedulerSettings
+    compares_ranks: bool = True  # refuses to start if ranks get different results
 
 
 class Add(Struct, frozen=True, tag=True):
