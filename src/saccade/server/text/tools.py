@@ -55,8 +55,9 @@ def _check_tool(tool: Any, param: str) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _wrong("a function must have a name of 1 to 64 letters, digits, _, . or -", f"{param}.function.name")
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise _wrong("parameters must be a JSON schema", f"{param}.function.parameters")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise _wrong("parameters must be a JSON schema of type object", f"{param}.function.parameters")
     return name
 
 
