@@ -150,10 +150,8 @@ class HermesParser(ToolParser):
 
     def _read_end(self, events: list[ToolEvent], *, is_cut: bool) -> None:
         """A call without its closing tag still counts if it is complete."""
-        if self._call is not None:
-            call = self._call
+        if (call := self._call) is not None:
             self._end_call(call.text, call.blank + OPEN + call.text, events, is_cut=is_cut)
-            self._call = None
         if self._held.strip() or not self.num_calls:
             self._say(self._held, events)
         self._held = ""
