@@ -167,6 +167,16 @@ def test_scoring_takes_pairs_or_one_text_against_many(ranker: Load) -> None:
         llm.embed("a", pooling="max", progress=False)
 
 
+def test_ranking_takes_one_query_and_one_document_or_more(ranker: Load) -> None:
+    _, llm = ranker("qwen3")
+    assert [one.index for one in llm.rerank("a", "bcd", progress=False)] == [0]
+    for top_n in (0, -1):
+        with pytest.raises(RequestError, match=f"top_n is {top_n}; it must be at least 1"):
+            llm.rerank("a", ["b", "c"], top_n=top_n, progress=False)
+    with pytest.raises(RequestError, match="query must be one text or object"):
+        llm.rerank(["a", "b"], ["c", "d"], progress=False)
+
+
 class TestPoolingOfACheckpoint:
     def test_sentence_transformers_files_choose_the_pooling(self, tmp_path: Path) -> None:
         assert EmbeddingSettings.from_folder(tmp_path).pooling == "last"

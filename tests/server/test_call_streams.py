@@ -83,16 +83,39 @@ def test_responses(serve: Serve) -> None:
     assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
-def test_a_call_that_is_cut_off_keeps_the_streamed_arguments(serve: Serve) -> None:
+@pytest.mark.parametrize(("finish", "stop"), [("length", None), ("stop", "]")])
+def test_a_call_that_is_cut_off_keeps_the_streamed_arguments(serve: Serve, finish: str, stop: str | None) -> None:
+    """By the length limit or by a stop string; either way the client is not told to run it."""
     text = '<tool_call>\n{"name": "add", "arguments": {"a": [1'
-    service = serve(text, finish="length")
+    service = serve(text, finish=finish, stop_reason=stop)
     body = {"messages": HELLO, "tools": CHAT_TOOLS}
     [choice] = asyncio.run(Caller(service).post("/v1/chat/completions", body)).json["choices"]
     chunks = asyncio.run(Caller(service).post("/v1/chat/completions", body | {"stream": True})).events[:-1]
     calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert arguments == choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
-    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == finish
     asked = {"input": "hi", "tools": FLAT_TOOLS}
     whole = asyncio.run(Caller(service).post("/v1/responses", asked)).json["output"]
     assert [(item["arguments"], item["status"]) for item in whole] == [('{"a": [1', "incomplete")]
+
+
+def test_a_stop_string_in_a_call_ends_a_message_with_that_string(serve: Serve) -> None:
+    service = serve(f'{CALLS}\n<tool_call>\n{{"name": "add", "arguments": {{"a": [1', stop_reason="]")
+
+    async def use(client: anthropic.AsyncAnthropic) -> list[Any]:
+        common: dict[str, Any] = {"model": "m", "messages": HELLO, "max_tokens": 99, "tools": CLAUDE_TOOLS}
+        async with client.messages.stream(**common) as stream:
+            streamed = await stream.get_final_message()
+        return [streamed, await client.messages.create(**common)]
+
+    for message in with_anthropic(service, use):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "]")
+        assert [block.type for block in message.content] == ["tool_use"] * 3
+
+
+def test_a_streamed_call_that_the_model_never_finished_is_not_to_be_run(serve: Serve) -> None:
+    service = serve('<tool_call>\n{"name": "add", "arguments": {"a": [1')
+    body = {"messages": HELLO, "tools": CHAT_TOOLS, "stream": True}
+    chunks = asyncio.run(Caller(service).post("/v1/chat/completions", body)).events[:-1]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"

@@ -58,6 +58,7 @@ def test_chunks_add_up_to_the_whole(scripted: Scripted) -> None:
         scores = [entry for part in mine for entry in (part["logprobs"] or {"content": []})["content"]]
         assert scores == choice["logprobs"]["content"] and len(scores) == 2
         assert [part["finish_reason"] for part in mine][-1] == choice["finish_reason"]
+        assert [part["delta"] for part in mine].index({}) == len(mine) - 1, "only the last chunk is empty"
         assert not any(part["finish_reason"] for part in mine[:-1])
     assert {event["id"] for event in streamed[:-1]} == {"chatcmpl-me"} == {whole["id"]}
     assert whole["usage"]["completion_tokens"] == 4

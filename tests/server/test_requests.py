@@ -78,6 +78,29 @@ def test_wrong_fields_are_refused_by_name(wrong: dict[str, Any]) -> None:
     assert str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("return_tokens_as_token_ids", True, False), ("lora_path", "mine", ""), ("no_stop_trim", True, False),
+        ("stop_regex", "a+", []), ("custom_logit_processor", "code", None),
+    ],
+)  # fmt: skip
+def test_extensions_that_would_change_the_answer_are_refused(name: str, value: Any, harmless: Any) -> None:
+    for kind, base in ((ChatRequest, {"messages": HELLO}), (CompletionRequest, {"prompt": "a"})):
+        read_request(kind, orjson.dumps({**base, name: harmless}))
+        with pytest.raises(RequestError) as refused:
+            read_request(kind, orjson.dumps({**base, name: value}))
+        assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+
+def test_special_tokens_are_added_to_plain_text_only() -> None:
+    """Clients may say so, but not the opposite."""
+    for kind, base, is_added in ((ChatRequest, {"messages": HELLO}, False), (CompletionRequest, {"prompt": "a"}, True)):
+        read_request(kind, orjson.dumps({**base, "add_special_tokens": is_added}))
+        with pytest.raises(RequestError, match="add_special_tokens is not supported"):
+            read_request(kind, orjson.dumps({**base, "add_special_tokens": not is_added}))
+
+
 NUMERIC = [
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "max_tokens", "min_tokens", "seed", "prompt_logprobs", "priority", "timeout",

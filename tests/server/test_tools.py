@@ -321,6 +321,7 @@ def test_an_invalid_tool_choice_is_refused(choice: Any) -> None:
         [{"type": "function", "function": {"name": 'a", "x'}}],
         [{"type": "function", "function": {"name": "a" * 65}}],
         [{"type": "function", "function": {"name": "a", "parameters": [1]}}],
+        [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}],
         [TOOLS[0], TOOLS[0]],
         [{"type": "function", "function": {"name": f"f{i}"}} for i in range(200)],
     ],

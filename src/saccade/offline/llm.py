@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from saccade.offline.llm_pooling import (
     PoolingRequestOutput,
     RankedDocument,
     ScoringOutput,
+    check_ranking,
     read_embedded,
     read_pairs,
 )
@@ -159,14 +160,16 @@ class LLM:
     def rerank(
         self,
         query: Any,
-        documents: Sequence[Any],
+        documents: Any,
         *,
         top_n: int | None = None,
         instruction: str | None = None,
         progress: bool = True,
     ) -> list[RankedDocument]:
-        """Ranks documents by how well they fit a query, best first."""
-        found = self.score(query, list(documents), instruction=instruction, progress=progress)
+        """Ranks documents (see `score`) by how well they fit one query, best first."""
+        check_ranking(query, top_n)
+        given = documents if isinstance(documents, str | Mapping) else list(documents)
+        found = self.score(query, given, instruction=instruction, progress=progress)
         ranked = [RankedDocument(i, one.outputs.score) for i, one in enumerate(found)]
         return sorted(ranked, key=lambda one: (-one.relevance_score, one.index))[:top_n]
 

@@ -55,6 +55,13 @@ def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
     return list(zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
 
 
+def check_ranking(query: Any, top_n: int | None) -> None:
+    if _is_list(query):
+        raise RequestError("query must be one text or object", param="query")
+    if top_n is not None and top_n < 1:
+        raise RequestError(f"top_n is {top_n}; it must be at least 1", param="top_n")
+
+
 def _contents(items: Any, param: str) -> list[Content]:
     found = [read_content(item, param) for item in (items if _is_list(items) else [items])]
     return [_with_files(content) for content in found]

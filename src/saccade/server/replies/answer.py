@@ -137,8 +137,8 @@ class Answer:
             self._check(delta)
 
     def _charge(self, num_tokens: int) -> None:
-        if self._exchange.caller is not None:
-            self._exchange.caller.take(num_tokens)
+        assert self._exchange.caller is not None, "its key was checked"
+        self._exchange.caller.take(num_tokens)
 
     def _check(self, delta: Delta) -> None:
         if delta.finish_reason == "deadline":

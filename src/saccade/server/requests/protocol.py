@@ -205,6 +205,11 @@ class SamplingRequest(SamplingFields):
         "prompt_embeds": (None,),
         "echo": (None, False),
         "suffix": (None, ""),
+        "return_tokens_as_token_ids": (None, False),
+        "lora_path": (None, ""),
+        "no_stop_trim": (None, False),
+        "stop_regex": (None, [], ""),
+        "custom_logit_processor": (None, ""),
     }
 
 
@@ -224,6 +229,7 @@ class ChatRequest(SamplingRequest):
 
     UNSUPPORTED = {
         **SamplingRequest.UNSUPPORTED,
+        "add_special_tokens": (None, False),
         "chat_template": (None,),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
@@ -238,7 +244,10 @@ class CompletionRequest(SamplingRequest):
     logprobs: Int | None = None
     echo: bool | None = None
 
-    UNSUPPORTED = {name: allowed for name, allowed in SamplingRequest.UNSUPPORTED.items() if name != "echo"}
+    UNSUPPORTED = {
+        **{name: allowed for name, allowed in SamplingRequest.UNSUPPORTED.items() if name != "echo"},
+        "add_special_tokens": (None, True),
+    }
 
 
 class GenerateParams(SamplingFields):
@@ -279,6 +288,7 @@ class GenerateRequest(Wire):
         "lora_path": (None, ""),
         "return_hidden_states": (None, False),
         "token_ids_logprob": (None,),
+        "custom_logit_processor": (None, ""),
     }
 
 

@@ -110,7 +110,9 @@ class ChatChoice(ReplyChoice):
         return [event for event in self._split(delta) if self.shows_reasoning or not isinstance(event, Reasoning)]
 
     def end_reason(self, delta: Delta) -> str | None:
-        has_calls = self.tool_parser is not None and self.tool_parser.num_calls > 0
+        """A client runs calls on "tool_calls", so that needs all of them to be finished."""
+        parser = self.tool_parser
+        has_calls = parser is not None and parser.num_calls > 0 and not parser.has_unfinished
         return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
 
     def _split(self, delta: Delta) -> list[Event]:
@@ -125,7 +127,8 @@ class ChatChoice(ReplyChoice):
         if self.tool_parser is None:
             return [*events, Content(text)] if text else events
         events += self.tool_parser.push(text)
-        return [*events, *self.tool_parser.finish(is_cut=delta.finish_reason == "length")] if is_last else events
+        is_cut = delta.finish_reason == "length" or isinstance(delta.stop_reason, str)
+        return [*events, *self.tool_parser.finish(is_cut=is_cut)] if is_last else events
 
 
 def new_chat_choice(service: Service, job: RequestJob[ChatRequest]) -> ChatChoice:

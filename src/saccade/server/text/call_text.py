@@ -77,6 +77,13 @@ class OpenArguments:
         return text[:end], None
 
 
+def is_whole(arguments: str) -> bool:
+    """Whether the arguments reach their closing brace."""
+    found = OpenArguments()
+    found.add(arguments)
+    return found.is_complete
+
+
 class _Scan:
     """Whether the next character of JSON is inside a string, and inside how many brackets."""
 

@@ -3,9 +3,10 @@
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these separated by `;`.
 
 Text that may begin a call is held back. What looked like a call but is not valid JSON with a name and an arguments
-object is returned verbatim as text, except that a call cut off after its name by the length limit is reported with the
-arguments so far. In a stream (`is_streamed`) a call is reported as soon as its arguments begin. These follow piece by
-piece as the model writes them, valid or not. Valid calls come out the same either way.
+object is returned verbatim as text, except that a call cut off after its name, by the length limit or a stop string
+(`is_cut`), is reported with the arguments so far. In a stream (`is_streamed`) a call is reported as soon as its
+arguments begin. These follow piece by piece as the model writes them, valid or not. Valid calls come out the same
+either way.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +23,7 @@ from saccade.server.text.call_text import (
     OpenArguments,
     OpenCall,
     find_arguments,
+    is_whole,
     read_call,
     read_calls,
     read_cut,
@@ -71,6 +73,7 @@ class ToolParser(ABC):
         self, *, is_parallel: bool = True, is_streamed: bool = False, new_id: Callable[[], str] = new_call_id
     ) -> None:
         self.num_calls = 0  # reported so far
+        self.has_unfinished = False  # the last of them has only a part of its arguments
         self._is_parallel, self._is_streamed, self._new_id = is_parallel, is_streamed, new_id
         self._is_reported = False  # whether the current call is reported
         self._arguments: OpenArguments | None = None  # of the call being streamed
@@ -85,9 +88,10 @@ class ToolParser(ABC):
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """Ends the text. `is_cut`: by the length limit, possibly in the middle of a call."""
+        """Ends the text. `is_cut`: possibly in the middle of a call."""
         events: list[ToolEvent] = []
         if self._arguments is not None and not self._arguments.is_complete:
+            self.has_unfinished = self._is_reported
             self._end(events)
         self._arguments = None
         self._read_end(events, is_cut=is_cut)
@@ -117,6 +121,7 @@ class ToolParser(ABC):
     def _tell(self, name: str, arguments: str, events: list[ToolEvent]) -> None:
         self._begin(name, events)
         self._grow(arguments, events)
+        self.has_unfinished |= self._is_reported and not is_whole(arguments)
         self._end(events)
 
     def _begin(self, name: str, events: list[ToolEvent]) -> None:
@@ -145,10 +150,8 @@ class HermesParser(ToolParser):
 
     def _read_end(self, events: list[ToolEvent], *, is_cut: bool) -> None:
         """A call without its closing tag still counts if it is complete."""
-        if self._call is not None:
-            call = self._call
+        if (call := self._call) is not None:
             self._end_call(call.text, call.blank + OPEN + call.text, events, is_cut=is_cut)
-            self._call = None
         if self._held.strip() or not self.num_calls:
             self._say(self._held, events)
         self._held = ""

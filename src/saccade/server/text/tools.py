@@ -55,8 +55,9 @@ def _check_tool(tool: Any, param: str) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _wrong("a function must have a name of 1 to 64 letters, digits, _, . or -", f"{param}.function.name")
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise _wrong("parameters must be a JSON schema", f"{param}.function.parameters")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise _wrong("parameters must be a JSON schema of type object", f"{param}.function.parameters")
     return name
 
 
@@ -73,12 +74,12 @@ def _lark(functions: Sequence[dict[str, Any]], style: ToolStyle, *, is_many: boo
     """Each schema is a separate rule, so that its internal references resolve."""
     key = "arguments" if style == "hermes" else "parameters"
     begin, end, between = (OPEN + "\n", "\n" + CLOSE, "\n") if style == "hermes" else ("", "", "; ")
-    lines = [f"start: call ({_quoted(between)} call)*" if is_many else "start: call"]
+    lines = [f"start: call ({json.dumps(between)} call)*" if is_many else "start: call"]
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
     for i, function in enumerate(functions):
         head = f'{begin}{{"name": {json.dumps(function["name"])}, "{key}": '
         schema = {"type": "object"} | (function.get("parameters") or {})
-        lines.append(f"call_{i}: {_quoted(head)} arguments_{i} {_quoted('}' + end)}")
+        lines.append(f"call_{i}: {json.dumps(head)} arguments_{i} {json.dumps('}' + end)}")
         lines.append(f"arguments_{i}: {_rule(schema)}")
     return "\n".join(lines)
 
@@ -88,10 +89,6 @@ def _rule(schema: dict[str, Any]) -> str:
         return json_rule(schema)
     except (ValueError, TypeError, RecursionError):
         raise _wrong("parameters must be a JSON schema", "tools") from None
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _wrong(message: str, param: str) -> RequestError:
