@@ -5,14 +5,17 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from saccade.execution import sizes
 from saccade.execution.assembly import new_engine
 from saccade.execution.build import Resolved, build_executor
-from saccade.execution.executor import DeviceExecutor
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.execution.ranks import RankedExecutor
@@ -20,6 +23,7 @@ from saccade.execution.sizes import encoder_index_for
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.models.weights import ONE_RANK
+from saccade.scheduling.buckets import PART_UNITS
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -44,6 +48,7 @@ class Build:
     shadow: float = 0.0
     shadow_dir: str = ""
     encoder_mode: str = "auto"
+    part_units: int = PART_UNITS
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ def build(order: Build, groups: Groups = ONE_RANK) -> tuple[DeviceExecutor, Reso
         mm_encoder_tp_mode=order.encoder_mode,
         tensor_parallel_size=groups.language.size,
     )
-    return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
+    with patch.object(sizes, "ExecutorSettings", partial(ExecutorSettings, part_units=order.part_units)):
+        return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
 
 
 def spoil(order: Spoil, executor: DeviceExecutor | None, rank: int) -> None:

@@ -21,6 +21,7 @@ from tests.engine.rig import (
     run,
     vector_of,
 )
+from tests.engine.test_divided_passes import ask_beside, prompts_of, watch
 from tests.execution.alike import assert_alike
 from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
 from tests.execution.test_rank_processes import behind, wait_until
@@ -64,6 +65,19 @@ def test_two_ranks_answer_like_one(two: Ranks, name: str, tmp_path: Path) -> Non
     assert_pooled(ours, made, prompts)
     for phase, snapshot in ours.phase_snapshots().items():
         assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
+    wait_until(lambda: not behind(two.processes), "both are done")
+
+
+@pytest.mark.parametrize("encoder_mode", ["weights", "data"])
+def test_ranks_encode_images_in_parts(two: Ranks, encoder_mode: str, tmp_path: Path) -> None:
+    """They stop and go on together, with language passes in between."""
+    made = tiny.make("qwen3_vl", tmp_path)
+    image_settings(tmp_path)
+    prompts = prompts_of(made)
+    engine, watched = watch(two.engine(tmp_path, part_units=2, encoder_mode=encoder_mode))
+    found, expected = (ask_beside(one, prompts) for one in (engine, engine_of(*build(Build(str(tmp_path), "off")))))
+    assert {name: one.token_ids for name, one in found.items()} == {n: one.token_ids for n, one in expected.items()}
+    assert watched.kinds.count("EncodeMore") >= 2
     wait_until(lambda: not behind(two.processes), "both are done")
 
 
