@@ -18,7 +18,7 @@ from saccade.config import BYTECODE_FOLDER
 from saccade.processes import end_with_input, end_with_parent, start_python
 
 # In import order. Packages that are not installed are skipped.
-PACKAGES = ("saccade", "numpy", "zmq", "msgspec", "torch", "triton", "cutlass", "tvm_ffi", "quack", "flash_attn")
+PACKAGES = ("saccade", "numpy", "msgspec", "torch", "triton", "cutlass", "tvm_ffi", "quack", "flash_attn")
 MIN_CORES = 8
 MAX_PROCESSES = 8
 MODULE = "saccade.bytecode"

@@ -32,7 +32,7 @@ def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
     assert "of them for an image" in found["template"].found
     assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("runs with --tensor-parallel-size 1, 2")
-    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "cache", "files", "port", "sockets"} <= found.keys()
+    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "cache", "files", "port"} <= found.keys()
 
 
 def test_a_broken_checkpoint_is_named_with_what_to_do(

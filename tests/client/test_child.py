@@ -4,24 +4,25 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from socket import socketpair
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import zmq
 
 from saccade.client.child import MAX_MESSAGES, Child
 from saccade.client.spare import Spare
-from saccade.wire.messages import REPLIES, EngineReply, Stage, encode
+from saccade.wire.link import Link
+from saccade.wire.messages import EngineReply, Stage, encode
 from tests.server.fake import HANG_S
 
 
 @pytest.fixture
-def spare(tmp_path: Path) -> Spare:
+def spare() -> Spare:
     """A process that does nothing and exits when its input closes."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return cast(Spare, SimpleNamespace(process=process, folder=tmp_path, is_taken=False))
+    ours, workers = socketpair()
+    return cast(Spare, SimpleNamespace(process=process, socket=ours, workers=workers, is_taken=False))
 
 
 def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool]) -> list[Any]:
@@ -29,14 +30,14 @@ def heard(spare: Spare, said: list[bytes], is_enough: Callable[[list[Any]], bool
 
     async def run() -> list[Any]:
         child, found = Child(spare), list[EngineReply | Exception]()
-        with zmq.Context() as context, context.socket(zmq.PUSH) as worker:
-            worker.connect(f"ipc://{spare.folder / REPLIES}")
-            for data in said:
-                worker.send(data)
-            child.listen(found.append, found.append)
-            async with asyncio.timeout(HANG_S):
-                while not is_enough(found):
-                    await asyncio.sleep(0.001)
+        worker = Link(cast(Any, spare).workers)
+        for data in said:
+            worker.send([data])
+        child.listen(found.append, found.append)
+        async with asyncio.timeout(HANG_S):
+            while not is_enough(found):
+                await asyncio.sleep(0.001)
+        worker.close()
         await child.close(0.0)
         return found
 

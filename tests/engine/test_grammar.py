@@ -15,7 +15,6 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import torch
-import zmq
 
 from saccade.config import Mode
 from saccade.errors import RequestError
@@ -383,18 +382,16 @@ def test_forgetting_an_evicted_grammar_keeps_a_newer_future_of_it(monkeypatch: p
 
 
 class Commands:
-    """A socket that delivers these commands."""
+    """A link that delivers these commands."""
 
     def __init__(self, commands: list[list[bytes]]) -> None:
         self._left = commands
 
-    def poll(self, milliseconds: int) -> bool:
+    def wait(self, seconds: float | None) -> bool:
         return bool(self._left)
 
-    def recv_multipart(self, flags: int, *, copy: bool) -> list[Any]:
-        if not self._left:
-            raise zmq.Again
-        return [SimpleNamespace(buffer=memoryview(frame)) for frame in self._left.pop(0)]
+    def receive(self) -> list[memoryview] | None:
+        return [memoryview(frame) for frame in self._left.pop(0)] if self._left else None
 
 
 def test_a_deadline_can_pass_while_a_grammar_is_compiled(loaded: Load) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from saccade.client import child, process, spare, stream
+from saccade.client import child, process, stream
 from saccade.client.output import OutputStream, place_prompt_scores
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
@@ -30,7 +30,7 @@ from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.processor import Processor
 from saccade.processes import EXIT_ORPHANED
-from saccade.wire import messages
+from saccade.wire import link, messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 from saccade.wire.sampling_params import SamplingParams
@@ -327,23 +327,19 @@ def test_stats_have_every_phase(shared: Shared) -> None:
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[child.Child, int]]:
-    """Every started worker with the mode of its socket folder."""
-    found: list[tuple[child.Child, int]] = []
+def children(monkeypatch: pytest.MonkeyPatch) -> list[child.Child]:
+    """Every started worker."""
+    found: list[child.Child] = []
 
     def watched(started: Spare | None = None) -> child.Child:
-        spawned = child.Child(started)
-        found.append((spawned, stat.S_IMODE(spawned.folder.stat().st_mode)))
-        return spawned
+        found.append(child.Child(started))
+        return found[-1]
 
     monkeypatch.setattr(process, "Child", watched)
     return found
 
 
-Children = list[tuple[child.Child, int]]
-
-
-def test_a_killed_worker_fails_everything_at_once(made: tiny.Tiny, children: Children) -> None:
+def test_a_killed_worker_fails_everything_at_once(made: tiny.Tiny) -> None:
     async def work() -> None:
         engine = await AsyncEngine.start(made.folder, SETTINGS, LIMITS)
         jobs = [asyncio.create_task(collect(engine, f"r{i}", text_prompt([5, i + 3]), ENDLESS)) for i in range(8)]
@@ -360,8 +356,6 @@ def test_a_killed_worker_fails_everything_at_once(made: tiny.Tiny, children: Chi
         assert gone(engine.pid)
 
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
-    [(worker_child, mode)] = children
-    assert mode == 0o700 and not worker_child.folder.exists()
 
 
 def test_a_worker_that_hangs_is_noticed_and_ended(made: tiny.Tiny) -> None:
@@ -401,7 +395,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
 
 
-def test_a_cancelled_start_leaves_no_process(made: tiny.Tiny, children: Children) -> None:
+def test_a_cancelled_start_leaves_no_process(made: tiny.Tiny, children: list[child.Child]) -> None:
     async def work() -> None:
         start = asyncio.create_task(AsyncEngine.start(made.folder, SETTINGS, LIMITS))
         while not children:
@@ -412,8 +406,8 @@ def test_a_cancelled_start_leaves_no_process(made: tiny.Tiny, children: Children
             await start
 
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
-    [(worker_child, _)] = children
-    assert gone(worker_child.process.pid) and not worker_child.folder.exists()
+    [worker_child] = children
+    assert gone(worker_child.process.pid)
 
 
 def test_a_worker_that_cannot_continue_says_why(made: tiny.Tiny, capfd: Any) -> None:
@@ -421,7 +415,7 @@ def test_a_worker_that_cannot_continue_says_why(made: tiny.Tiny, capfd: Any) -> 
         engine = await AsyncEngine.start(made.folder, SETTINGS, LIMITS)
         pending = asyncio.create_task(collect(engine, "r", text_prompt([5, 6]), ENDLESS))
         await asyncio.sleep(0)
-        engine._child._commands.send(b"\xc1 is no message")
+        engine._child._link.send([b"\xc1 is no message"])
         with pytest.raises(EngineDeadError, match="the engine died: DecodeError"):
             await pending
         assert not engine.is_alive
@@ -456,37 +450,36 @@ PARENT = """
             EngineSettings(device="cpu", enforce_eager=True, kv_cache_tokens=512, encoder_cache_tokens=64),
             SchedulerSettings(max_model_len=256, max_num_seqs=2, max_num_batched_tokens=64, encoder_budget_tokens=64),
         )
-        print(engine.pid, engine._child.folder, flush=True)
+        print(engine.pid, flush=True)
         await asyncio.sleep(300)
 
     asyncio.run(asyncio.wait_for(main(), 300))
 """
 
 
-def test_a_worker_ends_with_its_parent_and_leaves_nothing_behind(made: tiny.Tiny) -> None:
+def test_a_worker_ends_with_its_parent(made: tiny.Tiny) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(made.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         try:
-            pid, folder = parent.stdout.readline().split()
-            assert not gone(int(pid))
+            pid = int(parent.stdout.readline())
+            assert not gone(pid)
         finally:
             parent.kill()
     end = time.monotonic() + BOUND_S
-    while not gone(int(pid)) and time.monotonic() < end:
+    while not gone(pid) and time.monotonic() < end:
         time.sleep(0.02)
-    assert gone(int(pid)) and not Path(folder).exists()
+    assert gone(pid)
 
 
-def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
-    """If the kernel does not report its parent's death, a worker learns of it from its standard input."""
-    with subprocess.Popen([sys.executable, "-P", "-m", spare.WORKER, str(tmp_path)], stdin=subprocess.PIPE) as started:
-        try:
-            assert started.stdin is not None
-            started.stdin.close()
-            assert started.wait(BOUND_S) == EXIT_ORPHANED
-        finally:
-            started.kill()
+@pytest.mark.parametrize("is_input", [True, False], ids=["standard input", "the socket"])
+def test_a_worker_ends_when_its_input_does(is_input: bool, capfd: Any) -> None:
+    """If the kernel does not report its parent's death, a worker learns of it from its files."""
+    with Spare() as started:
+        assert started.process.stdin is not None
+        started.process.stdin.close() if is_input else started.socket.close()
+        assert started.process.wait(BOUND_S) == EXIT_ORPHANED
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
@@ -502,7 +495,7 @@ def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     ints = [rng.integers(0, 2**31 - 1, shape).astype(np.int32) for shape in ((5,), (3, 5), (5,))]
     sent = Prompt(ints[0], ints[1], -3, ints[2], (video, image), spans)
     head, arrays = messages.pack_prompt(sent)
-    assert arrays[3] is video.pixels
+    assert arrays[0] is video.pixels
     add = messages.Add(7, head, SamplingParams(logit_bias={3: -1.5}, stop="x"), Turn(1, "t", 0.5), 2.5, "salt")
     # Frames at odd addresses, as sockets deliver them.
     frames = [memoryview(b"." + array.tobytes())[1:] for array in arrays]
@@ -543,19 +536,18 @@ def test_tokens_queued_for_a_slow_listener_arrive_together(shared: Shared) -> No
     assert len(slow) < 8
 
 
-@pytest.mark.parametrize("module", [child, messages, process, stream, worker], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [child, link, messages, process, stream, worker], ids=lambda module: module.__name__)
 def test_nothing_is_pickled(module: Any) -> None:
     nodes = list(ast.walk(ast.parse(Path(module.__file__).read_text())))
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     assert not named & {"pickle", "multiprocessing", "marshal", "shelve"}
-    assert "pyobj" not in Path(module.__file__).read_text()
 
 
-def test_an_unused_spare_worker_ends_and_its_folder_is_removed() -> None:
+def test_an_unused_spare_worker_ends() -> None:
     with Spare() as unused:
-        assert unused.process.poll() is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
-    assert gone(unused.process.pid) and not unused.folder.exists()
+        assert unused.process.poll() is None
+    assert gone(unused.process.pid)
 
 
 def test_a_worker_has_its_own_bytecode_cache_if_none_may_be_written_next_to_sources(
@@ -588,7 +580,7 @@ def test_a_spare_worker_is_taken_over(made: tiny.Tiny) -> None:
 
     with Spare() as waiting:
         assert asyncio.run(work(waiting)) == waiting.process.pid
-    assert waiting.is_taken and gone(waiting.process.pid) and not waiting.folder.exists()
+    assert waiting.is_taken and gone(waiting.process.pid)
 
 
 def test_caches_are_emptied_when_nothing_runs(made: tiny.Tiny, shared: Shared) -> None:

@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from socket import socketpair
 
 import numpy as np
 import pytest
-import zmq
 
 from saccade.client.process import AsyncEngine
 from saccade.execution.worker import Worker
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.link import Link
 from saccade.wire.messages import Add, AskStats, Close, Degraded, EngineReply, StatsReply, encode, pack_prompt
 from saccade.wire.turn import NEXT
 from tests.engine.conftest import Loaded
@@ -35,14 +36,9 @@ class Front:
     """The front end of a worker that runs in a thread of this process."""
 
     def __init__(self, engine: Engine) -> None:
-        self._context = zmq.Context()
-        commands = self._context.socket(zmq.PULL)
-        commands.bind("inproc://commands")
-        self.send = self._context.socket(zmq.PUSH)
-        self.send.connect("inproc://commands")
+        self.link, self.worker_link = map(Link, socketpair())
         self.told: queue.Queue[EngineReply] = queue.Queue()
-        self.worker = Worker(engine, commands, self.told.put)
-        self._commands = commands
+        self.worker = Worker(engine, self.worker_link, self.told.put)
 
     def wait_for(self, kind: type[EngineReply]) -> EngineReply:
         while not isinstance(found := self.told.get(timeout=BOUND_S), kind):
@@ -50,9 +46,8 @@ class Front:
         return found
 
     def close(self) -> None:
-        self.send.close(linger=0)
-        self._commands.close(linger=0)
-        self._context.term()
+        self.link.close()
+        self.worker_link.close()
 
 
 @pytest.fixture
@@ -79,13 +74,13 @@ def test_a_worker_reports_a_wrong_graph_unasked(
     thread.start()
     head, arrays = pack_prompt(random_prompt(made, np.random.default_rng(1), num_images=1))
     frames = [encode(Add(1, head, GREEDY, NEXT, None, None)), *(array.tobytes() for array in arrays)]
-    front.send.send_multipart(frames)
+    front.link.send(frames)
     told = front.wait_for(Degraded)
     assert isinstance(told, Degraded) and "head/full" in told.reason and str(tmp_path) in told.note
-    front.send.send(encode(AskStats(2)))
+    front.link.send([encode(AskStats(2))])
     stats = front.wait_for(StatsReply)
     assert isinstance(stats, StatsReply) and stats.phases["head"]["shadow"]["different"] == 1
-    front.send.send(encode(Close()))
+    front.link.send([encode(Close())])
     thread.join(BOUND_S)
     assert not thread.is_alive()
 
@@ -101,8 +96,8 @@ def test_a_waiting_command_interrupts_a_check(loaded: Load, fronts: Callable[[En
 
     def has_command() -> bool:
         if next(operations) == 50:
-            front.send.send(encode(AskStats(1)))
-            assert front._commands.poll(int(BOUND_S * 1000))
+            front.link.send([encode(AskStats(1))])
+            assert front.worker_link.wait(BOUND_S)
         return front.worker._has_command()
 
     assert engine.idle.check(has_command) is None

@@ -12,6 +12,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.processor import Processor
 from saccade.inputs.sizing import LOW_DETAIL_PIXELS, capped, read_details, read_sizing
+from saccade.inputs.text.chat_messages import find_sources
 from saccade.models.media import ImageSettings
 from tests.e2e.pictures import data_url, encoded, picture
 
@@ -206,7 +207,7 @@ def test_unknown_details_are_refused_by_name(processor: Processor, detail: Any) 
 
 def test_videos_have_no_detail() -> None:
     part = {"type": "video_url", "video_url": {"url": "data:,", "detail": "any"}}
-    assert read_details([{"role": "user", "content": [part]}]) == {}
+    assert read_details([ref for _, _, ref in find_sources([{"role": "user", "content": [part]}])]) == {}
 
 
 def test_detail_has_no_effect_on_a_fixed_size(folders: dict[str, Path]) -> None:

@@ -101,7 +101,7 @@ def restart(data: bytes, desk: Desk) -> bytes:
 
 
 def libraries(data: bytes, desk: Desk) -> bytes:
-    heavy = sorted({"torch", "transformers", "zmq"} & sys.modules.keys())
+    heavy = sorted({"torch", "transformers"} & sys.modules.keys())
     return ",".join([*heavy, *(name for name in os.environ if "SECRET" in name)]).encode()
 
 

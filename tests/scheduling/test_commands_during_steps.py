@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from socket import socketpair
 from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import text_prompt
@@ -18,6 +18,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import StepResult
 from saccade.scheduling.orders import Run
 from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.link import Link
 from saccade.wire.messages import Add, BeginTrace, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
@@ -129,16 +130,17 @@ def test_a_device_that_fails_is_not_polled_forever() -> None:
 
 
 @pytest.fixture
-def sockets() -> Iterator[tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]]:
-    with zmq.Context() as context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as front:
-        commands.bind("inproc://commands")
-        front.connect("inproc://commands")
-        yield commands, front
+def links() -> Iterator[tuple[Link, Link]]:
+    """A worker's and a front end's."""
+    worker, front = map(Link, socketpair())
+    yield worker, front
+    front.close()
+    worker.close()
 
 
-def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None:
+def test_a_worker_launches_a_burst_in_one_step(links: tuple[Link, Link]) -> None:
     """The first step ends only after another one was launched behind it."""
-    commands, front = sockets
+    link, front = links
     replies: queue.Queue[Any] = queue.Queue()
     looks = count()
 
@@ -150,39 +152,39 @@ def test_a_worker_launches_a_burst_in_one_step(sockets: tuple[Any, Any]) -> None
 
     def send(serial: int) -> None:
         head, arrays = pack_prompt(PROMPT)
-        front.send_multipart([encode(Add(serial, head, ONE_TOKEN, NEXT, None, None)), *arrays])
+        front.send([encode(Add(serial, head, ONE_TOKEN, NEXT, None, None)), *(array.data for array in arrays)])
 
     def tell(reply: Any) -> None:
         replies.put(reply)
         ends.extend(news.serial for news in reply.news if news.finish is not None)
         if len(ends) == 4:
-            front.send(encode(Close()))
+            front.send([encode(Close())])
 
     ends: list[int] = []
     engine, device = slow_engine(is_over)
     send(1)
-    Worker(engine, commands, tell).run()
+    Worker(engine, link, tell).run()
     assert sorted(ends) == [1, 2, 3, 4] and isinstance(replies.get(), Updates)
     assert [one.num_sampled for one in device.of(Run)] == [1, 3]
 
 
 def test_an_idle_worker_ends_a_trace_at_its_time_limit(
-    sockets: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands, front = sockets
+    link, front = links
     engine, _ = slow_engine(lambda: True)
     end = engine.trace.end
 
     def end_and_close() -> Any:
-        front.send(encode(Close()))  # no command arrived before
+        front.send([encode(Close())])  # no command arrived before
         return end()
 
     monkeypatch.setattr(engine.trace, "end", end_and_close)
-    front.send(encode(BeginTrace(1, limit_s=0.02)))
-    worker = threading.Thread(target=Worker(engine, commands, lambda reply: None).run, daemon=True)
+    front.send([encode(BeginTrace(1, limit_s=0.02))])
+    worker = threading.Thread(target=Worker(engine, link, lambda reply: None).run, daemon=True)
     worker.start()
     worker.join(60)
     was_closed = not worker.is_alive()
-    front.send(encode(Close()))
+    front.send([encode(Close())])
     worker.join(60)
     assert was_closed

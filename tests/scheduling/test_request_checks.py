@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs.placeholders import Media, Prompt, text_prompt
+from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens
+from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
+from saccade.inputs.text.chat_messages import MediaKind
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -90,3 +92,34 @@ def test_strict_graphs_refuse_a_frame_too_large_for_any_graph() -> None:
     with pytest.raises(RequestError, match="has 17 rows; the limit is 16"):
         check_frames(prompt_of(1, frames=8, rows=17), vision(strict=True))
     check_frames(prompt_of(1, frames=8, rows=17), vision(strict=False))
+
+
+def placed(kind: MediaKind, offset: int, interval: float = 1.0) -> Prompt:
+    """A prompt with one image or video of 2 x 4 x 4 rows."""
+    block = FeatureRows(offset, (2, 4, 4), interval)
+    positions = mrope_positions(60, [block])
+    span = MediaSpan(0, kind, offset, block.length, 0, bytes(32), block.grid_thw)
+    return Prompt(np.zeros(60, np.int32), positions, rope_delta(positions), spans=(span,))
+
+
+def layout(prompt: Prompt) -> bytes:
+    [span] = spans_of(prompt, is_whole=False)
+    return span.layout
+
+
+def test_the_key_of_a_video_depends_on_its_time_steps_but_not_on_its_place() -> None:
+    assert layout(placed("video", 3)) == layout(placed("video", 9)) != layout(placed("video", 3, interval=2.0))
+
+
+def test_keys_do_not_grow_with_the_rows_of_an_image_or_video() -> None:
+    """Every block of the span digests its layout again."""
+    assert layout(placed("image", 3)) == b"" and len(layout(placed("video", 3))) == 32
+
+
+@pytest.mark.parametrize(("kind", "interval"), [("image", 1.0), ("video", 1.0), ("video", 5.0)])
+def test_outputs_are_shifted_by_the_time_steps_that_text_after_a_video_ignores(
+    kind: MediaKind, interval: float
+) -> None:
+    prompt = placed(kind, 28, interval)  # at the end, where its time may be ahead of its rows
+    ahead = int(prompt.positions_3T.max()) - int(prompt.positions_3T[1:].max())
+    assert prompt.output_shift == ahead == (2 if interval == 5.0 else 0)

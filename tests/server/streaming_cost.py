@@ -15,24 +15,25 @@ import cProfile
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from queue import Queue
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
-import zmq
 
 import saccade
 from saccade.processes import start_python
 from saccade.wire import messages
 from saccade.wire.engine_metrics import SchedulerStats
+from saccade.wire.link import Link
 from saccade.wire.update import Finish, FinishReason
 
 MODULE = "tests.server.streaming_cost"
@@ -44,11 +45,8 @@ Figures = dict[str, float]
 class Waves:
     """Stands in for the engine's process."""
 
-    def __init__(self, folder: Path, num_streams: int, step_s: float) -> None:
-        context = zmq.Context(io_threads=messages.IO_THREADS)
-        self._commands, self._replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self._commands.bind(f"ipc://{folder / messages.COMMANDS}")
-        self._replies.connect(f"ipc://{folder / messages.REPLIES}")
+    def __init__(self, file: int, num_streams: int, step_s: float) -> None:
+        self._link = Link(socket.socket(fileno=file))
         self._num_streams, self._step_s = num_streams, step_s
         self._requests: dict[int, tuple[list[int], int]] = {}
         self._ended, self._taken = time.monotonic(), list[float]()
@@ -56,19 +54,21 @@ class Waves:
 
     def run(self) -> None:
         while self._is_open:
-            self._obey(self._commands.recv_multipart())
+            self._link.wait(None)
+            if (frames := self._link.receive()) is not None:
+                self._obey(frames)
             if len(self._requests) == self._num_streams:
                 gaps = [round((at - self._ended) * 1e3, 3) for at in (min(self._taken), max(self._taken))]
                 print("wave", json.dumps(gaps), file=sys.stderr, flush=True)
                 self._answer()
 
-    def _obey(self, frames: list[bytes]) -> None:
+    def _obey(self, frames: list[memoryview]) -> None:
         match messages.decode_command(frames[0]):
             case messages.StartEngine(limits=limits):
                 settings = limits.resolved(is_cuda=False, max_position=2048)
                 self._tell(messages.Ready(settings, kv_cache_tokens=10**6, block_size=16))
-            case messages.Add(serial=serial, params=params):
-                prompt = np.frombuffer(frames[1], np.int32).tolist()
+            case messages.Add(serial=serial, prompt=head, params=params):
+                prompt = messages.unpack_prompt(head, frames[1:]).token_ids.tolist()
                 half = len(prompt) // 2
                 self._requests[serial] = prompt[half : half + 16], params.max_tokens or 1
                 self._taken.append(time.monotonic())
@@ -98,7 +98,7 @@ class Waves:
             step += 1
 
     def _tell(self, reply: messages.EngineReply) -> None:
-        self._replies.send(messages.encode(reply))
+        self._link.send([messages.encode(reply)])
 
 
 def serve_here(profile: str) -> int:
@@ -108,8 +108,8 @@ def serve_here(profile: str) -> int:
     from saccade.server.server_settings import ServerSettings
     from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-    def start(module: str, *words: str, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        return start_python(MODULE, "--worker", *words, environment=environment)
+    def start(module: str, *words: str, **more: Any) -> "subprocess.Popen[bytes]":
+        return start_python(MODULE, "--worker", *words, **more)
 
     clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
 
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=8.0)
     parser.add_argument("--profile", default="", help="a file for cProfile's figures of the event loop")
     parser.add_argument("--front", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     given = sys.argv[1:]
     if "--worker" in given:
         given += json.loads(os.environ["STREAMING_COST"])

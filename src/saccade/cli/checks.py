@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,7 +72,6 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
         yield check_optional(module, what, extra)
     yield guarded("disk", check_disk, WRITABLE_HUB)
     yield check_cache()
-    yield guarded("sockets", check_sockets, "set TMPDIR to a writable folder with a short path")
     yield check_files()
     yield guarded("port", lambda: check_port(host, port), "choose another with --port")
 
@@ -184,13 +182,6 @@ def check_cache() -> Finding:
         found = "this user has no writable folder for compiled kernels: every start on a GPU compiles them again"
         return Finding("cache", Level.NOTE, found, "set XDG_CACHE_HOME to a writable folder")
     return Finding("cache", Level.OK, f"compiled kernels are kept in {folder}")
-
-
-def check_sockets() -> Finding:
-    """The server reaches its engine through a Unix socket in a temporary folder."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{folder}/socket")
-    return Finding("sockets", Level.OK, f"Unix sockets work in {tempfile.gettempdir()}")
 
 
 def check_files() -> Finding:

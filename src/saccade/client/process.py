@@ -260,7 +260,7 @@ class AsyncEngine:
         if not self._streams:
             self._is_idle.set()
 
-    def _send(self, command: messages.EngineCommand, arrays: messages.PromptArrays | None = None) -> None:
+    def _send(self, command: messages.EngineCommand, arrays: messages.PromptArrays = ()) -> None:
         if not self._dead.done():
             self._child.send(command, arrays)
 
@@ -296,7 +296,6 @@ class AsyncEngine:
     ) -> None:
         match reply:
             case messages.Stage():
-                self._child.hide()
                 self._report(reply)
             case messages.Ready():
                 self._ready.set_result(reply)

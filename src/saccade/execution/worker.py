@@ -11,12 +11,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
+from socket import socket
 from time import monotonic, sleep
 
 import torch
-import zmq
 from llguidance import LLMatcher
 from msgspec.structs import astuple
 
@@ -29,20 +28,21 @@ from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
-from saccade.processes import EXIT_FAILED
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
 from saccade.wire import messages
+from saccade.wire.link import Link
 from saccade.wire.update import Finish, FinishReason, Update
 
-LINGER_MS = 2000  # to deliver the last messages
+LINGER_S = 2.0  # to deliver the last messages
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
 MAX_POLLED = 4  # per check on a running step
-COMPILE_POLL_MS = 2
+COMPILE_POLL_S = 0.002
 BURST_GAP_S = 0.004  # requests that arrive closer together form a burst, and share a step
-FIRST_COMMAND_MS = 200  # to wait for the first command before importing packages
-IDLE_MS = 500  # without a command before idle work, which can delay a request by up to about 50 ms
+FIRST_COMMAND_S = 0.2  # to wait for the first command before importing packages
+IDLE_S = 0.5  # without a command before idle work, which can delay a request by up to about 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[messages.EngineReply], None]
@@ -68,8 +68,8 @@ class _Compiling:
 class Worker:
     """Steps an engine and reports for it. Every `Add` gets a refusal, or news that finish each output exactly once."""
 
-    def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
-        self._engine, self._commands, self._tell = engine, commands, tell
+    def __init__(self, engine: Engine, link: Link, tell: Tell) -> None:
+        self._engine, self._link, self._tell = engine, link, tell
         self._members: dict[str, _Member] = {}
         self._ids: dict[tuple[int, int], str] = {}
         self._compiling: dict[int, _Compiling] = {}
@@ -100,29 +100,24 @@ class Worker:
         return self._last_add is not None and monotonic() - self._last_add >= BURST_GAP_S
 
     def _take_commands(self) -> None:
-        flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
+        is_idle = not self._engine.has_work and not self._compiling
         if self._compiling and not self._engine.has_work:
-            self._commands.poll(COMPILE_POLL_MS)
-        if not flags and self._engine.idle.can_check and not self._has_command():
+            self._link.wait(COMPILE_POLL_S)
+        if is_idle and self._engine.idle.can_check and not self._has_command():
             self._check_shadow()
             return
         has_idle_work = not self._is_checked or self._engine.idle.can_capture
-        if not flags and has_idle_work and not self._commands.poll(IDLE_MS):
+        if is_idle and has_idle_work and not self._link.wait(IDLE_S):
             self._use_idle_time()
-            return
-        limit_s = None if flags else self._watch.seconds_left()
-        if limit_s is None or self._commands.poll(ceil(limit_s * 1000)):
-            self._take_waiting(flags)
+        elif not is_idle or self._link.wait(self._watch.seconds_left()):
+            self._take_waiting()
 
-    def _take_waiting(self, flags: int = zmq.NOBLOCK, most: int = MAX_COMMANDS) -> None:
-        """Takes the commands that are there. Without NOBLOCK, waits for the first one."""
+    def _take_waiting(self, most: int = MAX_COMMANDS) -> None:
+        """Takes the commands that are there."""
         for _ in range(most):
-            try:
-                frames = self._commands.recv_multipart(flags, copy=False)
-            except zmq.Again:
+            if (frames := self._link.receive()) is None:
                 return
-            self._obey([frame.buffer for frame in frames])
-            flags = zmq.NOBLOCK
+            self._obey(frames)
 
     def _use_idle_time(self) -> None:
         if not self._is_checked:
@@ -132,7 +127,7 @@ class Worker:
             traceback.print_exception(error)
 
     def _has_command(self) -> bool:
-        return bool(self._commands.poll(0))
+        return self._link.wait(0)
 
     def _check_shadow(self) -> None:
         """Checks one recorded replay, and stops when a command arrives."""
@@ -254,39 +249,38 @@ class Worker:
         self._is_open = False
 
 
-def main(folder: Path, spares: SpareCompilers) -> int:
-    context = zmq.Context(io_threads=messages.IO_THREADS)
-    # The last socket is for the thread that watches other ranks: if one dies, this thread may hang in a collective.
-    commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
-    for socket in (commands, replies, last_words):
-        socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
-    commands.setsockopt(zmq.AFFINITY, messages.COMMANDS_THREAD)
-    commands.bind(f"ipc://{folder / messages.COMMANDS}")
-    for socket in (replies, last_words):
-        socket.linger = LINGER_MS
-        socket.setsockopt(zmq.AFFINITY, messages.REPLIES_THREAD)
-        socket.connect(f"ipc://{folder / messages.REPLIES}")
+def main(end: socket, spares: SpareCompilers) -> int:
+    link = Link(end)
+
+    def tell(reply: messages.EngineReply) -> None:
+        link.send([messages.encode(reply)])
 
     def die(error: SaccadeError) -> None:
-        last_words.send(messages.encode(_failure(error)))
-        sleep(LINGER_MS / 1000)  # the receiver ends this process
+        """For the thread that watches other ranks: if one dies, the main thread may hang in a collective."""
+        tell(_failure(error))
+        sleep(LINGER_S)  # the receiver ends this process
         os._exit(EXIT_FAILED)
 
     try:
-        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die, spares)
+        return _serve(link, tell, die, spares)
+    except EOFError:
+        return EXIT_ORPHANED
     finally:
         spares.close()
         gc.unfreeze()
-        context.destroy()
+        link.flush(LINGER_S)
+        link.close()
 
 
-def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
+def _serve(link: Link, tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
     built: Built | None = None
     compiling: CompileProcesses | None = None
     try:
-        if not commands.poll(FIRST_COMMAND_MS):
+        if not link.wait(FIRST_COMMAND_S):
             import_packages()  # while the parent looks for the model
-        start = messages.decode_command(commands.recv())
+        while (frames := link.receive()) is None:
+            link.wait(None)
+        start = messages.decode_command(frames[0])
         assert isinstance(start, messages.StartEngine), f"the first command is {start}"
         device = device_named(start.settings.device)
         if device.type == "cuda":
@@ -306,8 +300,10 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath, spares: Spar
         limits = engine.scheduler.settings
         facts = gpu_bytes_in_use(), built.tensor_parallel, engine.composer.has_head
         tell(messages.Ready(limits, pool.num_tokens, pool.block_size, *facts))
-        Worker(engine, commands, tell).run()
+        Worker(engine, link, tell).run()
         tell(messages.Closed())
+    except EOFError:
+        raise
     except SaccadeError as error:
         tell(_failure(error))
         return EXIT_FAILED

@@ -153,7 +153,7 @@ class Processor:
             variables=variables,
             check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
         )
-        prompt = self._from_rendered(_fill_sources(rendered, media), messages, images, allowance)
+        prompt = self._from_rendered(_fill_sources(rendered, media), images, allowance)
         return replace(prompt, is_continued=continue_final_message)
 
     def pair(
@@ -177,18 +177,16 @@ class Processor:
             check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
             roles=RANKING_ROLES if has_roles else ROLES,
         )
-        return self._from_rendered(_fill_sources(rendered, ()), messages, images, allowance)
+        return self._from_rendered(_fill_sources(rendered, ()), images, allowance)
 
     @cached_property
     def _ranking_template(self) -> ChatTemplate:
         tokenizer = self.tokenizer
         return ChatTemplate(PUBLISHED_TEMPLATE, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags)
 
-    def _from_rendered(
-        self, rendered: Rendered, messages: Any, images: ImageSettings | None, allowance: Allowance
-    ) -> Prompt:
+    def _from_rendered(self, rendered: Rendered, images: ImageSettings | None, allowance: Allowance) -> Prompt:
         wanted = images or self.images
-        details = read_details(messages) if rendered.media else {}
+        details = read_details(rendered.media)
         sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
         return self._finish(rendered, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
 

@@ -2,12 +2,12 @@
 an image's area within those of the checkpoint. A cap below the lower bound lowers that, too: it never enlarges an
 image."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.inputs.text.chat_messages import media_parts
+from saccade.inputs.text.chat_messages import MediaRef
 from saccade.models.media import ImageSettings
 
 KWARGS = "mm_processor_kwargs"
@@ -40,11 +40,11 @@ def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int 
     return wanted if high is None else capped(wanted, high[0])
 
 
-def read_details(messages: Any) -> dict[str, str]:
-    """The `detail` of the images in a message list, by the image's param."""
+def read_details(media: Sequence[MediaRef]) -> dict[str, str]:
+    """The `detail` of images, by the image's param."""
     found = {}
-    for i, j, ref in media_parts(messages):
-        if ref.kind == "image" and (detail := _read_detail(messages[i]["content"][j], ref.param)) is not None:
+    for ref in media:
+        if ref.kind == "image" and (detail := _read_detail(ref.part, ref.param)) is not None:
             found[ref.param] = detail
     return found
 

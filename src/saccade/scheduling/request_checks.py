@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from saccade.cache.blocks import BlockPool
@@ -9,7 +10,7 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import Span
 from saccade.choice.catalogue import Catalogue
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs.placeholders import Prompt
+from saccade.inputs.placeholders import MediaSpan, Prompt
 from saccade.scheduling.request import Request, RequestQueue
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
@@ -81,22 +82,24 @@ class PixelAccount:
 
 def spans_of(prompt: Prompt, *, is_whole: bool) -> tuple[Span, ...]:
     """Media spans with all that tells them apart in the prefix cache."""
-    found = []
-    for span in prompt.spans:
-        positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
-        layout = (positions - positions[:, :1]).tobytes()  # a video's time steps change keys and values
-        found.append(
-            Span(
-                offset=span.offset,
-                length=span.length,
-                digest=span.digest,
-                media_idx=span.media_idx,
-                first_row=span.feature_offset,
-                layout=layout,
-                is_whole=is_whole,
-            )
+    return tuple(
+        Span(
+            offset=span.offset,
+            length=span.length,
+            digest=span.digest,
+            media_idx=span.media_idx,
+            first_row=span.feature_offset,
+            layout=b"" if span.kind == "image" else _time_steps(prompt, span),
+            is_whole=is_whole,
         )
-    return tuple(found)
+        for span in prompt.spans
+    )
+
+
+def _time_steps(prompt: Prompt, span: MediaSpan) -> bytes:
+    """A digest of positions in a video: they change keys and values, and do not follow from the pixels."""
+    positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
+    return sha256((positions - positions[:, :1]).tobytes()).digest()
 
 
 def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, encoder: EncoderIndex) -> None:

@@ -1,6 +1,6 @@
-"""Messages between the engine's process and its client. A message is one msgpack frame. `Add` is followed by raw
-frames: token ids, positions, limits if any, and the pixels of every image and video. Serial numbers are never reused,
-so a late update of an ended request cannot be mistaken for another's."""
+"""Messages between the engine's process and its client. A message is a frame of msgpack; in an `Add`, a frame of pixels
+follows for every image and video. Serial numbers are never reused, so a late update of an ended request cannot be
+mistaken for another's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -23,12 +23,8 @@ from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
-COMMANDS, REPLIES = "commands", "replies"  # socket file names
-# Each direction has its own ZeroMQ thread: the pixels of a burst take milliseconds, and tokens must not wait for them.
-IO_THREADS, COMMANDS_THREAD, REPLIES_THREAD = 2, 0b01, 0b10  # the last two are socket affinities
-
 Buffers = Sequence[memoryview]
-PromptArrays = list[npt.NDArray[Any]]
+PromptArrays = Sequence[npt.NDArray[Any]]
 
 
 class MediaHead(Struct, frozen=True, array_like=True):
@@ -42,8 +38,12 @@ class MediaHead(Struct, frozen=True, array_like=True):
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
+    """A prompt without its pixels. Token ids, positions and limits are the bytes of int32 arrays."""
+
+    token_ids: bytes
+    positions: bytes
+    limits: bytes | None
     rope_delta: int
-    has_limits: bool
     media: tuple[MediaHead, ...]
     spans: tuple[MediaSpan, ...]
 
@@ -231,24 +231,28 @@ decode_reply = msgpack.Decoder(EngineReply, dec_hook=restore_array).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
-    """Contiguous arrays are not copied, so nobody may write to the result."""
-    head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
-    ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
-    arrays: PromptArrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
-    return head, arrays + [np.ascontiguousarray(media.pixels, dtype=np.uint8) for media in prompt.media]
+    """The head, and the pixels. Contiguous pixels are not copied, so nobody may write to them."""
+    head = PromptHead(
+        _bytes(prompt.token_ids),
+        _bytes(prompt.positions_3T),
+        None if prompt.limits_T is None else _bytes(prompt.limits_T),
+        prompt.rope_delta,
+        tuple(map(_head, prompt.media)),
+        prompt.spans,
+    )
+    return head, [np.ascontiguousarray(media.pixels, dtype=np.uint8) for media in prompt.media]
 
 
 def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
     """Pixels stay in the received frames; they are not copied."""
-    num_ints = 2 + head.has_limits
-    assert len(frames) == num_ints + len(head.media), f"{len(frames)} frames for {head}"
-    token_ids, positions, *limits = map(_ints, frames[:num_ints])
+    assert len(frames) == len(head.media), f"{len(frames)} frames for {len(head.media)} images and videos"
+    token_ids = _ints(head.token_ids)
     return Prompt(
         token_ids=token_ids,
-        positions_3T=positions.reshape(3, len(token_ids)),
+        positions_3T=_ints(head.positions).reshape(3, len(token_ids)),
         rope_delta=head.rope_delta,
-        limits_T=limits[0] if limits else None,
-        media=tuple(_media(*pair) for pair in zip(head.media, frames[num_ints:], strict=True)),
+        limits_T=None if head.limits is None else _ints(head.limits),
+        media=tuple(map(_media, head.media, frames)),
         spans=head.spans,
     )
 
@@ -265,8 +269,9 @@ def _media(head: MediaHead, frame: memoryview) -> Media:
     return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), plan, head.digest)
 
 
-def _ints(frame: memoryview) -> Ints:
-    """Copies, because a received frame may be unaligned for integers."""
-    array = np.frombuffer(frame, dtype=np.int32).copy()
-    array.flags.writeable = False
-    return array
+def _bytes(array: Ints) -> bytes:
+    return array.astype(np.int32, copy=False).tobytes()
+
+
+def _ints(data: bytes) -> Ints:
+    return np.frombuffer(data, dtype=np.int32)

@@ -158,6 +158,8 @@ def _biases(values: Any) -> dict[int, float]:
 
 def _sequence(name: str, values: Any, limit: int, what: str) -> tuple[Any, ...]:
     """A tuple of at most `limit` values; a longer iterable is not read to its end."""
+    if isinstance(values, tuple) and not values:  # the usual case, three times a request
+        return ()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise _refuse(name, values, f"allowed is a list of {what}")
     taken = tuple(value for value, _ in zip(values, range(limit + 1), strict=False))

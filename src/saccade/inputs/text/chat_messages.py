@@ -3,9 +3,9 @@ parts go to the template unchanged. An image or video becomes an empty part of i
 media data; its source goes into a list, in order."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from saccade.errors import RequestError
@@ -29,12 +29,14 @@ _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """`source` is None for media given separately from the messages; `fps` is None if the part has no frame rate."""
+    """`source` is None for media given separately from the messages; `fps` is None if the part has no frame rate.
+    `part` is the part of a message that it comes from."""
 
     kind: MediaKind
     source: Any
     param: str
     fps: float | None = None
+    part: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
@@ -170,7 +172,7 @@ def _read_media(part: dict[str, Any], type_: str, param: str) -> MediaRef:
     if key is None and type_ == f"{kind}_url" and type_ in part:
         raise _wrong(f"{type_} must hold a URL", f"{param}.{type_}")
     if key is None:
-        return MediaRef(kind, None, param, _read_fps(part, param))
+        return MediaRef(kind, None, param, _read_fps(part, param), part)
     value: Any = part[key]
     fps = _read_fps(part, param)
     if isinstance(value, dict):
@@ -178,7 +180,7 @@ def _read_media(part: dict[str, Any], type_: str, param: str) -> MediaRef:
         value = value.get("url")
     if value is None or (isinstance(value, str) and not value):
         raise _wrong(f"{key} must hold a URL", f"{param}.{key}")
-    return MediaRef(kind, value, f"{param}.{key}", fps)
+    return MediaRef(kind, value, f"{param}.{key}", fps, part)
 
 
 def _read_fps(part: dict[str, Any], param: str) -> float | None:

@@ -22,7 +22,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.text.chat_messages import MediaRef, find_sources
 from saccade.server.http.body_scan import Body
 from saccade.server.http.exchange import HttpExchange
-from saccade.server.http.json_body import joined, size_without_urls
+from saccade.server.http.json_body import joined, without_urls
 from saccade.server.http_errors import HttpError, too_late
 from saccade.server.requests.protocol import Wire
 from saccade.server.requests.reading import ignored_header, read_request
@@ -58,6 +58,7 @@ class RequestJob(Generic[R]):
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
     structure_param: str = "response_format"
+    has_media: bool = False
     is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -192,7 +193,7 @@ class PromptRoute(ABC, Generic[R]):
         if not self.is_simple(read.request):
             return read
         job, messages = self._begin(exchange, read, place)
-        if not self.has_media(read.request):
+        if not job.has_media:
             if job.deadline is not None and monotonic() > job.deadline:
                 raise too_late()
             with self._naming(read.request):
@@ -212,6 +213,7 @@ class PromptRoute(ABC, Generic[R]):
         with place.working(), self._naming(read.request):
             job = self._new_job(exchange, read.request, read.ignored)
             messages = self.messages(read.request)
+            job.has_media = messages is not None or self.has_media(read.request)
         job.seconds["parse"] = read.seconds + monotonic() - begun
         return job, messages
 
@@ -242,15 +244,14 @@ class PromptRoute(ABC, Generic[R]):
         """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
-        has_media = messages is not None or self.has_media(job.request)
-        if has_media:
+        if job.has_media:
             place.prepare_media()
         try:
             async with asyncio.timeout(left):
                 if messages is not None:
                     messages = await self.load(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
-                in_thread = self.service.workers.in_media_thread if has_media else self.service.workers.in_thread
+                in_thread = self.service.workers.in_media_thread if job.has_media else self.service.workers.in_thread
                 await in_thread(place.caller, self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
@@ -289,7 +290,7 @@ def _is_short(parts: list[Body], num_bytes: int) -> bool:
         return False
     body = joined(parts)
     parts.append(body)
-    return size_without_urls(body) <= SHORT_BYTES
+    return len(without_urls(body)) <= SHORT_BYTES
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:

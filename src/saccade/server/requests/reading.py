@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -44,11 +45,16 @@ def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str = "") -> 
 
 
 def _unread(kind: type[Wire], raw: dict[str, Any], at: str = "") -> Iterator[str]:
-    known = {field.alias or name for name, field in kind.model_fields.items()} | kind.UNSUPPORTED.keys()
+    known = _known(kind)
     yield from (f"{at}{name}" for name in raw if name not in known)
     for name, inner in kind.NESTED.items():
         if isinstance(raw.get(name), dict):
             yield from _unread(inner, raw[name], f"{at}{name}.")
+
+
+@cache
+def _known(kind: type[Wire]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items()) | kind.UNSUPPORTED.keys()
 
 
 def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:

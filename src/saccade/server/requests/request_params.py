@@ -1,10 +1,7 @@
 """From a request's fields to sampling parameters."""
 
 from dataclasses import fields as fields_of
-from functools import cache
 from typing import Any
-
-from pydantic import BaseModel
 
 from saccade.errors import RequestError
 from saccade.inputs.text.generation import GenerationDefaults
@@ -20,6 +17,7 @@ from saccade.server.server_settings import ServerSettings
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
+_NAMES = frozenset(field.name for field in fields_of(SamplingParams))
 _SUGGESTED = tuple(field.name for field in fields_of(GenerationDefaults) if field.name != "eos_token_ids")
 COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
 _GENERATE_NAMES = {
@@ -81,7 +79,7 @@ def generate_params(request: GenerateRequest, settings: ServerSettings, defaults
 
 def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
     """The request's values; if unset the checkpoint's, else none, so that the defaults of `SamplingParams` apply."""
-    values: dict[str, Any] = {name: getattr(request, name) for name in _shared_names(type(request))}
+    values: dict[str, Any] = {name: getattr(request, name) for name in request.model_fields_set & _NAMES}
     if defaults is not None:
         values |= {name: getattr(defaults, name) for name in _SUGGESTED if values.get(name) is None}
     values["n"] = _count(request.n, settings)
@@ -93,12 +91,6 @@ def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings,
     if isinstance(request, SamplingRequest) and request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
     return {name: value for name, value in values.items() if value is not None}
-
-
-@cache
-def _shared_names(kind: type[BaseModel]) -> tuple[str, ...]:
-    """The sampling parameters that a request model has under the same name."""
-    return tuple(field.name for field in fields_of(SamplingParams) if field.name in kind.model_fields)
 
 
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
