@@ -132,7 +132,7 @@ def test_a_command_that_arrives_during_a_check_is_answered_after_it(made: tiny.T
 
         def has_command() -> bool:
             """None has come when the check begins; one comes right then."""
-            front.send.send(encode(AskStats(1)))
+            front.link.send([encode(AskStats(1))])
             return False
 
         assert engine.idle.check(has_command) is None and front.told.empty()

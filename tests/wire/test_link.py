@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from saccade.wire.link import HEAD, Link
+from saccade.wire.link import HEAD, RECEIVE_BYTES, Link
 
 BOUND_S = 60.0
 MIB = 2**20
@@ -64,6 +64,16 @@ def test_a_message_with_more_frames_than_one_system_call_takes_arrives(links: tu
     said = [b"%d" % number for number in range(3000)]
     links[0].send(said)
     assert receive(links[1]) == said
+
+
+def test_a_large_message_does_not_keep_its_receiver_from_other_work(links: tuple[Link, Link]) -> None:
+    said = [bytes(3 * RECEIVE_BYTES)]
+    links[0].send(said)
+    num_calls = 1
+    while (frames := links[1].receive()) is None:
+        assert links[1].wait(BOUND_S)
+        num_calls += 1
+    assert num_calls >= 3 and frames == said
 
 
 def test_part_of_a_message_is_not_a_message() -> None:

@@ -16,6 +16,7 @@ Buffer = bytes | memoryview
 HEAD = Struct("<Q?")  # before each frame: its size, and whether it is the last of its message
 SEND_BYTES = 2 * 2**20  # the socket's buffer; Linux lowers this to net.core.wmem_max
 PATIENCE_S = 0.005  # with a frame that has begun
+RECEIVE_BYTES = 4 * 2**20  # at once, about a millisecond: running requests wait meanwhile
 MAX_PARTS = 512  # of one system call, which takes 1024
 
 
@@ -36,6 +37,7 @@ class Link:
         self._is_open = True
         self._frames: list[memoryview] = []  # of the message that is being received
         self._is_last = False
+        self._num_taken = 0  # by the current call
         self._expect_head()
 
     def fileno(self) -> int:
@@ -60,7 +62,8 @@ class Link:
         return bool(self._readable.poll(None if seconds is None else seconds * 1000))
 
     def receive(self) -> list[memoryview] | None:
-        """The next message, or None if it is not complete yet."""
+        """The next message, or None if it is not complete yet. A large one takes several calls."""
+        self._num_taken = 0
         while self._fill():
             if self._is_head:
                 size, self._is_last = HEAD.unpack(self._part)
@@ -129,8 +132,11 @@ class Link:
         back only after a step would get a large one in many parts."""
         until = 0.0
         while self._num_received < len(self._part):
+            if self._num_taken >= RECEIVE_BYTES:
+                return False
             try:
-                num_bytes = self._socket.recv_into(self._part[self._num_received :])
+                part = self._part[self._num_received :]
+                num_bytes = self._socket.recv_into(part[: RECEIVE_BYTES - self._num_taken])
             except BlockingIOError:
                 until = until or monotonic() + PATIENCE_S
                 if self._is_head or not self.wait(max(until - monotonic(), 0.0)):
@@ -141,4 +147,5 @@ class Link:
             if not num_bytes:
                 raise EOFError("the other end is gone")
             self._num_received += num_bytes
+            self._num_taken += num_bytes
         return True
