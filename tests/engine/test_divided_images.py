@@ -151,6 +151,19 @@ def test_a_request_that_comes_first_gets_its_image_even_if_another_has_begun(loo
     loop.check_ended()
 
 
+def test_other_images_do_not_wait_for_a_long_prompt_because_of_an_image_that_was_begun(loop: Loop) -> None:
+    """Short prompts go beside the long one, and the image that was begun does, too."""
+    loop.add(with_image("begun", priority=1))
+    loop.step()
+    loop.add(make_request("long", with_images(60), params=outputs(2)))
+    loop.add(with_image("short", 4))
+    plans = [loop.step() for _ in range(9)]
+    assert [item.request_id for plan in plans for item in plan.encode][:3] == ["begun", "begun", "short"]
+    assert loop.requests["long"].num_left > 20
+    loop.drain()
+    loop.check_ended()
+
+
 def test_small_images_are_not_divided(loop: Loop) -> None:
     loop.scheduler.pace = replace(PACE, num_parts=lambda num_rows: 1)
     loop.add(with_image("b"))

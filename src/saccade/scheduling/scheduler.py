@@ -5,14 +5,16 @@ The policy, under one token budget per step. "In order" is by priority, then in 
    order is preempted: it frees its blocks and is recomputed later. A request that runs alone is never preempted.
 2. Prompts that have started come next, in order, in chunks. If the step also has outputs, the pace may limit prompts to
    fewer rows than the budget leaves (`pace.py`). While the first prompt takes several steps, much shorter ones of its
-   priority may take up to half of each (`backlog.py`).
+   priority may take up to half of each (`backlog.py`). An image that takes longer than a step is encoded in parts, over
+   several steps; until the last one, no other image is encoded, and other prompts go on and start.
 3. New requests start last, strictly in order, and only if no running request was skipped. A prompt gets all its blocks
    when it starts, so only outputs can run out of blocks.
 
 Why it never stalls: the first running request can take the blocks of all others, and outputs leave at least one token
 of the budget to prompts. Rows that must be computed in one piece wait until enough outputs have ended, and nothing new
-starts meanwhile. A request holds an image only while it computes the image's rows, and then it can always continue. If
-nothing runs, the first request in order either fits or ends with an error.
+starts meanwhile. A request holds an image only while it computes the image's rows, and then it can always continue. An
+image that is encoded in parts belongs to a running request, and every step takes it further. If nothing runs, the
+first request in order either fits or ends with an error.
 
 Two plans can be in flight: plan k + 1 is made while step k runs. Resources that a plan in flight uses are released when
 it is committed. Rows of a request that has ended by then are ignored.
@@ -202,7 +204,8 @@ class Scheduler:
 
     def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
         """Plans prompts in order, with one exception: while short prompts wait for a long one, half of the step is set
-        aside for the long one and the short ones are planned first. The long one also gets the rows they leave."""
+        aside for the long one and the short ones are planned first. The long one also gets the rows they leave. Whoever
+        occupies the vision buffers counts as short, because all other images wait for it."""
         limit = short_prompt_limit(prefilling, self._waiting, self._num_startable, draft.prompt_rows_left)
         num_reserved = draft.rows_in_half(prefilling[0]) if limit else 0
         if not num_reserved:
@@ -210,7 +213,11 @@ class Scheduler:
             return
         long, *others = prefilling
         draft.take(num_reserved)
-        short = [other for other in others if other.num_left <= limit and other.priority == long.priority]
+        short = [
+            other
+            for other in others
+            if (other.num_left <= limit and other.priority == long.priority) or draft.is_encoding(other)
+        ]
         self._plan_in_order(short, draft, last_priority=long.priority)
         draft.take(-num_reserved)
         self._plan_rows(long, draft.reach(long, long.num_planned), draft)
