@@ -14,7 +14,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
-from saccade.graphs import GraphSettings
+from saccade.graphs import GraphSettings, verify_in_parts
 from saccade.graphs.staging import NUM_STAGING_SLABS
 from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -22,6 +22,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.buckets import PART_UNITS
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.orders import Encode, Pass, PatchSource
 from saccade.scheduling.step_plan import EncodeItem
@@ -145,9 +146,10 @@ class TestPixels:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
+def new_encoder(model: Model, runner: DeviceExecutor, part_units: int = PART_UNITS, **graphs: Any) -> Encoder:
     settings = EncoderSettings(
         max_units=1024,
+        part_units=part_units,
         page_rows=PAGE_ROWS,
         images=image_settings(model, max_pixels=2**22),
         videos=None,
@@ -177,6 +179,23 @@ class Passes:
     def capture(self, layout: ExactLayout) -> None:
         nbytes = self.encoder.capture_layout(layout)
         self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
+
+
+class TestParts:
+    def test_parts_with_language_passes_in_between_give_the_bits_of_an_eager_run(self, model: Model) -> None:
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, part_units=128)
+        encoder.graphs.capture_buckets()
+        values = runner.prefill.example_values(runner.prefill.catalogue.shape.ordered[-1])
+
+        def run_language() -> None:
+            runner.prefill.run(values, lambda outputs: None)
+
+        divided = [graph.key for graph in encoder.graphs.graphs if graph.num_parts > 1]
+        for key in divided[::3]:
+            row = verify_in_parts(encoder.graphs, key, [encoder.graphs.example_values(key.capacity)], run_language)
+            assert row.is_right, row
+        assert divided
 
 
 class TestMemory:
