@@ -14,11 +14,12 @@ import torch
 
 from saccade.execution import sizes
 from saccade.execution.assembly import new_engine
-from saccade.execution.build import Resolved, build_executor
+from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.execution.ranks import RankedExecutor
+from saccade.execution.resolving import Resolved
 from saccade.execution.sizes import encoder_index_for
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups

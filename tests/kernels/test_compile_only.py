@@ -16,8 +16,8 @@ from saccade import bundled
 from saccade.dry_run.blueprint import draw
 from saccade.dry_run.compile_process import passes
 from saccade.execution.assembly import new_executor
-from saccade.execution.build import resolve
 from saccade.execution.executor import DeviceExecutor
+from saccade.execution.resolving import resolve
 from saccade.graphs import Frame
 from saccade.kernels import adapters, compile_only, dispatch, products
 from saccade.kernels.adapters import FlashAttention

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
-from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
+from saccade.execution.resolving import Resolved, resolve
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.operation_mode import OperationMode
 from saccade.graphs.recorded import leaves_of

@@ -1,8 +1,6 @@
 """Builds an engine from a checkpoint: weights, buffers and graphs first, then KV blocks from what memory is left."""
 
-import gc
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import inf
@@ -17,7 +15,7 @@ from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.check_orders import GraphChecks
 from saccade.execution.compilers import CompileProcesses
-from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.executor import DeviceExecutor
 from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.execution.rank_processes import OnDeath, RankProcesses
 from saccade.execution.ranks import (
@@ -30,20 +28,13 @@ from saccade.execution.ranks import (
     share_of,
     start_ranks,
 )
+from saccade.execution.resolving import Resolved, num_blocks, resolve
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
-    block_bytes,
-    blocks_that_fit,
     encoder_index_for,
-    executor_settings_for,
-    shadow_bytes_for,
-    state_sizes_for,
-    wanted_blocks,
 )
-from saccade.execution.state import StateSizes
 from saccade.execution.verification import check_graphs
-from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.generation import GenerationDefaults
 from saccade.kernels.dispatch import device_named, open_device
@@ -63,7 +54,6 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
-MAX_RECORDED_BYTES = 256 * 10**6
 SMALL_BYTES = 256 * 10**6
 
 log = logging.getLogger(__name__)
@@ -87,17 +77,6 @@ class Built:
         if self.ranks is not None:
             self.ranks.close()
         self.groups.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """Settings resolved for a model and a kind of device, and all derived sizes except the KV cache's."""
-
-    settings: EngineSettings
-    limits: SchedulerSettings
-    executor: ExecutorSettings
-    sizes: StateSizes
-    shadow_bytes: Mapping[str, int]
 
 
 def build_engine(  # noqa: PLR0913
@@ -260,7 +239,7 @@ def build_executor(
     if compiling is not None:
         compiling.wait(report)
     report(Stage("measuring memory"))
-    sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
+    sizes = replace(resolved.sizes, num_blocks=groups.language.agree(num_blocks(model, resolved)))
     if model.place.kernels.compilers:
         report(Stage("loading kernels"))  # of matrix products, whose shapes are known now
         model.place.kernels.compile(device, model.place.dtype)
@@ -303,24 +282,6 @@ def follow(start: RankStart) -> RankExecutor:
     )
 
 
-def resolve(
-    folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
-) -> Resolved:
-    """On a CPU only small models get graphs by default: recordings hold every temporary and save no time."""
-    is_large = not is_cuda and model.parameter_bytes() > MAX_RECORDED_BYTES
-    if is_large and not settings.graphs:
-        settings = replace(settings, enforce_eager=True)
-    limits = limits.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
-    images, videos, vision = read_image_settings(folder), read_video_settings(folder), model.spec.vision
-    return Resolved(
-        settings=settings,
-        limits=limits,
-        executor=executor_settings_for(settings, limits, images, videos, vision, is_cuda=is_cuda),
-        sizes=state_sizes_for(settings, limits, is_cuda=is_cuda),
-        shadow_bytes=shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=vision is not None),
-    )
-
-
 def _new_shadow(executor: DeviceExecutor, folder: Path, resolved: Resolved, group: ParallelGroup) -> Shadow:
     settings, state = resolved.settings, executor.state
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
@@ -339,42 +300,6 @@ def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, 
     check_graphs(executor, is_short=how == "short", group=groups.language)
     if is_cuda:
         torch.cuda.empty_cache()  # frees what the eager runs of verification used
-
-
-def _num_blocks(model: Model, resolved: Resolved) -> int:
-    """KV cache blocks, including block 0 for padding: as configured, or as many as memory allows."""
-    settings, longest, block_size = resolved.settings, resolved.limits.max_model_len, resolved.sizes.block_size
-    if settings.kv_cache_tokens or model.place.device.type != "cuda":
-        num_blocks = wanted_blocks(settings, resolved.limits, block_size)
-    else:
-        num_blocks = _measured_blocks(model, resolved)
-    if (num_blocks - 1) * block_size < longest:
-        raise ConfigError(
-            f"the KV cache holds {(num_blocks - 1) * block_size} tokens; a request may have {longest} (lower "
-            "--max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
-        )
-    return num_blocks
-
-
-def _measured_blocks(model: Model, resolved: Resolved) -> int:
-    """Builds everything except the KV cache once, with the largest graph of each phase, and measures its memory."""
-    device, sizes = model.place.device, resolved.sizes
-    before = _free_bytes(device)
-    bytes_per_block = block_bytes(model, sizes.block_size)
-    trial = new_executor(model, sizes, resolved.executor)
-    trial.capture(largest_only=True)
-    needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
-    del trial
-    gc.collect()
-    _, total = torch.cuda.mem_get_info(device)
-    free = _free_bytes(device) - total * (1 - resolved.settings.gpu_memory_utilization)
-    return blocks_that_fit(free, needed + sum(resolved.shadow_bytes.values()), bytes_per_block)
-
-
-def _free_bytes(device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:
