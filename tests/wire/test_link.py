@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from saccade.wire.link import HEAD, RECEIVE_BYTES, Link
+from saccade.wire.link import HEAD, RECEIVE_BYTES, Link, OtherEndGoneError
 
 BOUND_S = 60.0
 MIB = 2**20
@@ -108,7 +108,7 @@ def test_an_end_that_is_gone_is_noticed_only_by_who_receives(links: tuple[Link, 
     ours.close()
     theirs.send([b"x"])
     theirs.flush(BOUND_S)
-    with pytest.raises(EOFError):
+    with pytest.raises(OtherEndGoneError):
         receive(theirs)
         receive(theirs)
 

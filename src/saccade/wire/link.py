@@ -20,9 +20,13 @@ RECEIVE_BYTES = 4 * 2**20  # at once, about a millisecond: running requests wait
 MAX_PARTS = 512  # of one system call, which takes 1024
 
 
+class OtherEndGoneError(Exception):
+    """Nothing more can be received: the other process has closed its end, or has ended."""
+
+
 class Link:
     """One end of the pair. Any thread may send, and never waits: what the socket does not take at once is kept, and a
-    thread sends it. One thread receives. If the other end is gone, messages are lost and receiving is an EOFError."""
+    thread sends it. One thread receives. If the other end is gone, messages are lost and receiving is an error."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -145,7 +149,7 @@ class Link:
             except ConnectionError:
                 num_bytes = 0
             if not num_bytes:
-                raise EOFError("the other end is gone")
+                raise OtherEndGoneError
             self._num_received += num_bytes
             self._num_taken += num_bytes
         return True
