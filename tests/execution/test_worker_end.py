@@ -18,7 +18,7 @@ START = StartEngine("nowhere", EngineSettings(device="cpu"), SchedulerSettings()
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Link, socket.socket]:
     """A front end and the end of its worker, which needs no model folder."""
-    monkeypatch.setattr(worker.Processor, "from_folder", lambda folder: None)
+    monkeypatch.setattr("saccade.inputs.processor.Processor.from_folder", lambda folder: None)
     ours, theirs = socket.socketpair()
     return Link(ours), theirs
 
@@ -34,7 +34,8 @@ def test_a_file_that_ends_too_early_is_reported_like_any_other_error(
     front, workers = ends
     front.send([encode(START)])
     assert worker.main(workers, SpareCompilers()) == EXIT_FAILED
-    assert decode_reply((front.receive() or [b""])[0]) == Failure(f"{type(error).__name__}: {error}")
+    assert (frames := front.receive()) is not None
+    assert decode_reply(frames[0]) == Failure(f"{type(error).__name__}: {error}")
     with pytest.raises(OtherEndGoneError):
         front.receive()
     front.close()
