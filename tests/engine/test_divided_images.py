@@ -164,6 +164,25 @@ def test_other_images_do_not_wait_for_a_long_prompt_because_of_an_image_that_was
     loop.check_ended()
 
 
+def test_new_requests_wait_until_the_rows_of_an_image_fit_beside_the_outputs() -> None:
+    """They must be computed in one piece. Others start while its parts are encoded, but not once it lacks only rows."""
+    loop = Loop(make_scheduler(replace(LIMITS, max_num_batched_tokens=14)))
+    loop.scheduler.pace = PACE
+    for i in range(5):
+        loop.add(make_request(f"old{i}", with_images(3), params=outputs(6 + 3 * i)))
+    for _ in range(3):
+        loop.step()
+    span = replace(image(1, 10, b"whole"), is_whole=True)
+    loop.add(make_request("whole", with_images(13, span), spans=(span,), params=outputs(2)))
+    seen = []
+    for i in range(40):
+        loop.add(make_request(f"new{i}", with_images(3), params=outputs(12)))
+        seen += parts(loop.step())
+    assert len(seen) > 1 and loop.requests["whole"].status is Status.FINISHED
+    loop.drain()
+    loop.check_ended()
+
+
 def test_small_images_are_not_divided(loop: Loop) -> None:
     loop.scheduler.pace = replace(PACE, num_parts=lambda num_rows: 1)
     loop.add(with_image("b"))

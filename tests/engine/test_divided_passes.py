@@ -156,6 +156,54 @@ def test_an_image_whose_request_is_aborted_halfway_is_dropped(loaded: Load) -> N
     assert "EncodeMore" in watched.kinds
 
 
+def begin_beside(engine: Engine, prompts: dict[str, Prompt]) -> None:
+    """Steps until the first part of an image was encoded beside an answer."""
+    engine.add("answer", prompts["answer"], ANSWER)
+    engine.step()
+    engine.add("image0", prompts["image0"], SHORT)
+    for _ in range(20):
+        engine.step()
+        if engine.scheduler.resources.unfinished is not None:
+            return
+    raise AssertionError("no image was begun")
+
+
+def test_an_image_that_is_encoded_at_once_waits_for_the_last_parts_of_another(loaded: Load) -> None:
+    """Both are in one step, but the buffers hold the first image until it is complete."""
+    made, prompts = loaded("qwen3_vl"), prompts_of(loaded("qwen3_vl")[0])
+    engine, watched = make_engine(made)
+    begin_beside(engine, prompts)
+    engine.abort("answer")  # so the next step may take any time
+    engine.add("image1", prompts["image1"], SHORT)
+    found = finish(engine, ["image0", "image1"])
+    whole, _ = make_engine(made)
+    expected = finish(whole, [*whole.add("image0", prompts["image0"], SHORT)])
+    expected |= finish(whole, [*whole.add("image1", prompts["image1"], SHORT)])
+    assert {name: found[name].token_ids for name in expected} == {n: one.token_ids for n, one in expected.items()}
+    encodes = [one for one in watched.seen if isinstance(one, Encode | EncodeMore)]
+    assert [one.step for one in encodes[1:]] == [encodes[1].step] * 2, "the test needs both in one step"
+
+
+def test_a_step_that_fails_before_the_first_part_of_an_image_does_not_fail_the_next(loaded: Load) -> None:
+    """The next one was planned already, with the next part of that image and with another request."""
+    made, prompts = loaded("qwen3_vl"), prompts_of(loaded("qwen3_vl")[0])
+    engine, _ = make_engine(made)
+    encode, plans = engine._encoder.encode, list[Any]()
+
+    def fail_once(plan: Any, live: Any) -> dict[str, str]:
+        plans.append(plan)
+        if len(plans) == 1:
+            raise RuntimeError(FAULT)
+        return encode(plan, live)
+
+    engine._encoder.encode = fail_once  # type: ignore[method-assign]
+    begin_beside(engine, prompts)
+    engine.add("other", prompts["answer"], SHORT)
+    found = finish(engine, ["answer", "image0", "other"])
+    assert [item.first_part for plan in plans[:2] for item in plan.encode] == [0, 1]
+    assert found["other"].finish.detail is None and len(found["other"].token_ids) == 3
+
+
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=4), num_parts=st.integers(1, 12), data=st.data())
 def test_every_part_of_every_pass_is_run_once_and_in_order(
     counts: list[int], num_parts: int, data: st.DataObject

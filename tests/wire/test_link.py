@@ -1,13 +1,15 @@
 """A link delivers every message whole and in order, and nobody who sends has to wait."""
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
-from saccade.wire.link import HEAD, RECEIVE_BYTES, Link
+from saccade.wire.link import HEAD, RECEIVE_BYTES, Link, OtherEndGoneError
 
 BOUND_S = 60.0
 MIB = 2**20
@@ -108,9 +110,35 @@ def test_an_end_that_is_gone_is_noticed_only_by_who_receives(links: tuple[Link, 
     ours.close()
     theirs.send([b"x"])
     theirs.flush(BOUND_S)
-    with pytest.raises(EOFError):
+    with pytest.raises(OtherEndGoneError):
         receive(theirs)
         receive(theirs)
+
+
+class FullSocket(socket.socket):
+    """Takes half of what is sent, once; then there is no memory for more."""
+
+    is_full = False
+
+    def sendmsg(self, buffers: Any, *given: Any) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOBUFS, "no memory")
+        self.is_full = True
+        return super().send(b"".join(buffers)[: sum(map(len, buffers)) // 2])
+
+
+def test_nothing_follows_a_message_that_was_cut_off() -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = Link(FullSocket(fileno=ours.detach())), Link(theirs)
+    receiver.send([b"said before"])
+    sender.send([b"half of this is lost"])
+    sender._socket.is_full = False  # type: ignore[attr-defined]
+    sender.send([b"this would be taken for the other half"])
+    for link, said in ((sender, [b"said before"]), (receiver, None)):
+        assert said is None or receive(link) == said
+        with pytest.raises(OtherEndGoneError):
+            receive(link)
+        link.close()
 
 
 def test_closing_ends_a_thread_that_waits_for_the_reader(links: tuple[Link, Link]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from saccade.client.spare import Spare
-from saccade.wire.link import Link
+from saccade.wire.link import Link, OtherEndGoneError
 from saccade.wire.messages import EngineCommand, EngineReply, PromptArrays, decode_reply, encode
 
 TERMINATE_S, KILL_S = 3.0, 5.0
@@ -40,7 +40,7 @@ class Child:
                 self._hear(decode_reply(frames[0]))
         except Exception as error:  # later messages could not be understood either
             asyncio.get_running_loop().remove_reader(self._link.fileno())
-            if not isinstance(error, EOFError):  # the process ends: see `wait`
+            if not isinstance(error, OtherEndGoneError):  # the process ends: see `wait`
                 self._on_problem(error)
 
     async def wait(self) -> int:

@@ -33,7 +33,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
 from saccade.wire import messages
-from saccade.wire.link import Link
+from saccade.wire.link import Link, OtherEndGoneError
 from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_S = 2.0  # to deliver the last messages
@@ -263,7 +263,7 @@ def main(end: socket, spares: SpareCompilers) -> int:
 
     try:
         return _serve(link, tell, die, spares)
-    except EOFError:
+    except OtherEndGoneError:
         return EXIT_ORPHANED
     finally:
         spares.close()
@@ -302,7 +302,7 @@ def _serve(link: Link, tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
         tell(messages.Ready(limits, pool.num_tokens, pool.block_size, *facts))
         Worker(engine, link, tell).run()
         tell(messages.Closed())
-    except EOFError:
+    except OtherEndGoneError:
         raise
     except SaccadeError as error:
         tell(_failure(error))

@@ -47,10 +47,14 @@ class MediaEncoder:
     def encode(self, plan: StepPlan, live: Live) -> dict[str, str]:
         """Encodes a plan's images. Returns errors by the request that an item was encoded for; other requests are not
         affected."""
+        failed: dict[str, str] = {}
+        for item in plan.encode:  # what was begun goes first: another pass would overwrite its buffers
+            if item.first_part > 0:
+                failed |= self._encode_parts(plan.step, item, live)
         whole = [item for item in plan.encode if item.num_parts == 1]
-        failed = self._encode_whole(plan.step, whole, live) if whole else {}
+        failed |= self._encode_whole(plan.step, whole, live) if whole else {}
         for item in plan.encode:
-            if item.num_parts > 1:
+            if item.num_parts > 1 and item.first_part == 0:
                 failed |= self._encode_parts(plan.step, item, live)
         return failed
 
@@ -76,11 +80,11 @@ class MediaEncoder:
         return failed
 
     def _encode_parts(self, step: int, item: EncodeItem, live: Live) -> dict[str, str]:
-        """An error is reported with the last part, because only then the plan has rows of the request."""
-        if item.first_part == 0:
+        """An error is reported with the last part, because only then the plan has rows of the request. If the step with
+        the first parts failed before it got to them, they run now."""
+        if item.first_part == 0 or self._divided.request_id != item.request_id:
             self._divided = self._divide(step, item, live)
         divided = self._divided
-        assert divided.request_id == item.request_id, f"an item of {divided.request_id} is unfinished, not {item}"
         for one, orders in divided.take(step, item) if divided.problem is None else ():
             divided.problem = self._execute(orders, one, {item.request_id}, live)
             if divided.problem is not None:

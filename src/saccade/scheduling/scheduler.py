@@ -231,7 +231,7 @@ class Scheduler:
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
             draft.add_rows(request, end)
-        elif not draft.is_encoding(request):
+        elif not (draft.is_encoding(request) and draft.items):  # else it waits for parts, of which this step runs some
             draft.has_skipped = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:

@@ -184,7 +184,8 @@ class Draft:
         ]
 
     def is_encoding(self, request: Request) -> bool:
-        """Whether it waits for more parts of its image, some of which every step encodes."""
+        """Whether its image was begun and is not complete. Every step takes it further, until only the last parts are
+        left."""
         return self.resources.unfinished is not None and self.resources.unfinished.request is request
 
     def continue_encoding(self) -> None:

@@ -20,9 +20,13 @@ RECEIVE_BYTES = 4 * 2**20  # at once, about a millisecond: running requests wait
 MAX_PARTS = 512  # of one system call, which takes 1024
 
 
+class OtherEndGoneError(Exception):
+    """Nothing more can be received: the other process has closed its end, or has ended."""
+
+
 class Link:
     """One end of the pair. Any thread may send, and never waits: what the socket does not take at once is kept, and a
-    thread sends it. One thread receives. If the other end is gone, messages are lost and receiving is an EOFError."""
+    thread sends it. One thread receives. If the other end is gone, messages are lost and receiving is an error."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -85,14 +89,19 @@ class Link:
         with self._condition:
             self._is_open = False
             self._condition.notify_all()
-        with suppress(OSError):  # the other end is gone
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._hang_up()  # wakes the thread
         if self._thread is not None:
             self._thread.join()
         self._socket.close()
 
+    def _hang_up(self) -> None:
+        """Both ends can still receive what was sent, and then find that the other is gone. If a send fails for another
+        reason than that, half a message may be out, and nothing may follow it."""
+        with suppress(OSError):  # the other end is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def _send(self, parts: list[memoryview]) -> list[memoryview]:
-        """The same list, with what is left when the socket takes no more. Nothing is if the other end is gone."""
+        """The same list, with what is left when the socket takes no more. Nothing is if sending fails."""
         while parts:
             try:
                 num_bytes = self._socket.sendmsg(parts[:MAX_PARTS])
@@ -100,6 +109,7 @@ class Link:
                 break
             except OSError:
                 parts.clear()
+                self._hang_up()
                 break
             while parts and num_bytes >= len(parts[0]):
                 num_bytes -= len(parts.pop(0))
@@ -145,7 +155,7 @@ class Link:
             except ConnectionError:
                 num_bytes = 0
             if not num_bytes:
-                raise EOFError("the other end is gone")
+                raise OtherEndGoneError
             self._num_received += num_bytes
             self._num_taken += num_bytes
         return True
