@@ -258,6 +258,13 @@ def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(l
             llm.generate("a", params, progress=False)  # type: ignore[arg-type]
 
 
+def test_unknown_keywords_are_refused_in_the_name_of_the_method(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "fox"}]
+    for name in ("chat", "embed", "generate"):
+        with pytest.raises(TypeError, match=rf"LLM\.{name}\(\) got an unexpected keyword argument 'use_tqdm'"):
+            getattr(llm, name)(talk, use_tqdm=False)
+
+
 def test_images_and_videos_keep_their_order(llm: LLM) -> None:
     shades = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in (10, 250)]
     frames = [Image.new("RGB", (16, 16), (0, shade, 0)) for shade in (10, 250)]
@@ -457,6 +464,15 @@ def test_a_chat_template_may_come_from_a_file(made: tiny.Tiny, tmp_path: Path) -
     with LLM(made.folder, **SETTINGS, enforce_eager=True, chat_template=str(file)) as one:
         [answer] = one.chat([{"role": "user", "content": "fox"}], GREEDY, progress=False)
         assert answer.prompt_token_ids == one.processor.text("<fox>").token_ids.tolist()
+
+
+def test_variables_of_the_chat_template_may_be_given(made: tiny.Tiny, tmp_path: Path) -> None:
+    file = tmp_path / "other.jinja"
+    file.write_text("{{ greeting }} {{ messages[0].content }}")
+    talk = [{"role": "user", "content": "fox"}]
+    with LLM(made.folder, **SETTINGS | {"chat_template": str(file), "enforce_eager": True}) as one:
+        [answer] = one.chat(talk, GREEDY, chat_template_kwargs={"greeting": "The quick"}, progress=False)
+        assert answer.prompt_token_ids == one.processor.text("The quick fox").token_ids.tolist()
 
 
 def test_a_local_folder_takes_no_revision(made: tiny.Tiny) -> None:

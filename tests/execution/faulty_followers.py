@@ -90,6 +90,17 @@ def has_a_decode_graph_without_a_product(start: RankStart) -> RankExecutor:
     return follow_ruined(start, ruin)
 
 
+def has_decode_graphs_that_fail(start: RankStart) -> RankExecutor:
+    """They fail before any sum over the ranks, for which the other rank then waits."""
+    failing: Any = fail(RuntimeError("out of memory"))
+
+    def ruin(executor: DeviceExecutor) -> None:
+        for graph in executor.decode.graphs:
+            graph.steps = (failing,)
+
+    return follow_ruined(start, ruin)
+
+
 def takes_another_bucket(start: RankStart) -> RankExecutor:
     """Runs decode passes in the next larger graph. Answers would be the same, but exchanges have other sizes."""
 

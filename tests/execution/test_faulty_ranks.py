@@ -118,6 +118,7 @@ def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(folde
     ("factory", "kind", "reason"),
     [
         ("fails_while_it_verifies", EngineDeadError, "rank 1 failed to start: MemoryError: too little memory"),
+        ("has_decode_graphs_that_fail", EngineDeadError, r"rank 1 failed to start: graph \[decode/.*out of memory"),
         ("has_a_sampler_that_does_nothing", GraphError, r"on rank 1 of 2: graph \[sample/.*Not serving.*"),
         ("has_a_decode_graph_without_a_product", GraphError, r"on rank 0, 1 of 2: graph \[decode/.*Not serving.*"),
     ],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode
+from saccade.errors import GraphError
 from saccade.graphs import Arena, Body, Capacity, Frame, GraphRunner, Phase, boundaries, bridge, output, rows, verify
 from tests.engine.wrong_graphs import spoil
 from tests.graphs import toy
@@ -50,6 +51,21 @@ def test_a_sequence_that_ends_in_one_process_ends_in_all() -> None:
     assert passes[0] == passes[1] and passes[0]
     ends = [[(row.key, row.sequence, row.num_batches) for row in each.rows] for each in (report, other)]
     assert ends[0] == ends[1]
+
+
+def test_an_error_is_reported_by_one_process_and_raised_by_several() -> None:
+    """The others may wait inside the pass that failed, and would not run the next sequence."""
+
+    def fail() -> NoReturn:
+        raise RuntimeError("out of memory")
+
+    runner, failing = toy.make_runner(), cast(Any, fail)
+    for graph in runner.graphs:
+        graph.steps = (failing,)
+    problem = "the body fails on a batch padded to its bucket: out of memory"
+    assert {row.problem for row in verify(runner).rows} == {problem}
+    with pytest.raises(GraphError, match=rf"^graph \[toy/full .*\] fails in sequence 'equal totals': {problem}$"):
+        verify(runner, anywhere=lambda found: found)
 
 
 def noted_passes(runner: GraphRunner) -> list[tuple[str, Any]]:

@@ -392,6 +392,30 @@ def test_final_message_is_continued(folders: dict[str, Path]) -> None:
         ChatTemplate("x").render(messages, continue_final_message=True)
 
 
+TEXT, IMAGE = {"type": "text", "text": "It shows"}, {"type": "image"}
+
+
+@pytest.mark.parametrize(
+    ("final", "param", "reason"),
+    [
+        ({"content": [TEXT, IMAGE]}, "messages[1].content[1]", "a part of type image follows the text"),
+        ({"content": [IMAGE]}, "messages[1].content", "it has no text"),
+        ({"content": "a", "tool_calls": [CALL]}, "messages[1].tool_calls", "tool_calls follow the text"),
+    ],
+    ids=["image", "no text", "tool calls"],
+)
+def test_a_final_message_whose_text_is_not_its_end_is_not_continued(
+    folders: dict[str, Path], final: dict[str, Any], param: str, reason: str
+) -> None:
+    template = Processor.from_folder(folders["qwen3_vl"]).template
+    assert template is not None
+    with pytest.raises(RequestError, match=reason) as caught:
+        template.render([{"role": "user", "content": "x"}, {"role": "assistant", **final}], continue_final_message=True)
+    assert caught.value.param == param
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [IMAGE, TEXT]}]
+    assert template.render(talk, continue_final_message=True).text.endswith("It shows")
+
+
 def test_templates_are_found_in_every_file_that_may_have_one(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "three"}]

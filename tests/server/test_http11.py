@@ -375,6 +375,22 @@ def test_an_http11_request_needs_exactly_one_host(scripted: Scripted, head: str,
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_http10_client_gets_a_plain_body_that_ends_with_the_connection(scripted: Scripted, stream: bool) -> None:
+    _, _, service = scripted()
+    sent = post("Connection: keep-alive\r\n", stream=stream).replace(b"HTTP/1.1", b"HTTP/1.0")
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, sent)
+
+    head, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    assert head.startswith(OK) and b"transfer-encoding" not in head and b"connection: close" in head
+    assert (b"content-length: %d" % len(body) in head) is not stream
+    if stream:
+        assert body.startswith(b"data: {") and body.endswith(b"\n\ndata: [DONE]\n\n")
+
+
 def test_a_body_after_a_refused_head_is_ignored(scripted: Scripted) -> None:
     _, engine, service = scripted()
 

@@ -46,6 +46,14 @@ def test_a_model_with_the_bundled_models_name_is_not_bundled(scripted: Scripted)
     assert asyncio.run(caller.get("/v1/models/saccade")).json["is_bundled"] is False
 
 
+def test_the_model_is_still_described_while_requests_drain(scripted: Scripted) -> None:
+    caller, _, service = scripted()
+    before = asyncio.run(caller.get("/v1/models")).json
+    service.drain()
+    assert asyncio.run(caller.get("/v1/models")).json == before
+    assert before["data"][0]["max_model_len"] == service.max_model_len and before["data"][0]["capabilities"]
+
+
 async def scored(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
     assert params.max_tokens == 0
     scores = tuple(None if i == 0 else {int(token): Logprob(-0.5, 1)} for i, token in enumerate(prompt.token_ids))

@@ -131,6 +131,16 @@ def test_if_the_template_closes_the_block_everything_is_answer(serve: Serve) -> 
     assert message(caller)["content"] is None, "the same words in an open block are reasoning"
 
 
+def test_reasoning_effort_none_switches_thinking_off(serve: Serve) -> None:
+    caller, _ = serve(saying("forty-two"), strict=True)
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "reasoning_effort": "none"}))
+    assert found.json["choices"][0]["message"]["content"] == "forty-two"
+    assert found.headers["x-ignored-fields"] == ""
+    assert message(caller, reasoning_effort="low")["reasoning_content"] == "forty-two"
+    asked = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
+    assert message(caller, **asked)["reasoning_content"] == "forty-two", "the template's own variable comes first"
+
+
 def test_a_tag_in_a_users_text_opens_no_block(serve: Serve) -> None:
     caller, _ = serve(saying("forty-two"), opens=False)
     for text in ("<think>", "what is <think>\n"):

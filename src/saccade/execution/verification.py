@@ -56,9 +56,10 @@ def verify_graphs(
     called before the first graph and after each. All ranks of the group call it together; each has its own report."""
     rows: list[VerifyRow] = []
 
-    def anywhere(found: bool) -> bool:
+    def on_any_rank(found: bool) -> bool:
         return group.agree(-int(found)) < 0
 
+    anywhere: Anywhere = bool if group.size == 1 else on_any_rank
     count = _GraphCount(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:

@@ -77,7 +77,7 @@ def verify(
     results out of the buffers: what it returns must survive later replays. `same_shape` skips the comparison of padded
     with unpadded eager runs. `on_graph` is called after each graph. If processes verify together, because their passes
     exchange tensors, `anywhere` says whether something holds in any of them: a sequence that ends early in one must end
-    in all."""
+    in all. An error is then raised instead of reported, because others may wait inside the pass that failed."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
@@ -283,11 +283,16 @@ class _Comparison:
                 if self._anywhere(bool(found)):
                     return ended(found, "a result changed after it was handed over: {}")
         except GraphError as error:
-            return wrong(float("inf"), str(error))
+            return self._failed(wrong(float("inf"), str(error)), error)
         except RuntimeError as error:
             problem = f"the body fails on a batch padded to its bucket: {str(error).splitlines()[0]}"
-            return wrong(float("inf"), problem)
+            return self._failed(wrong(float("inf"), problem), error)
         return VerifyRow(key, name, len(batches), worst)
+
+    def _failed(self, row: VerifyRow, error: Exception) -> VerifyRow:
+        if self._anywhere is not bool:
+            raise GraphError(f"graph [{row.key}] fails in sequence {row.sequence!r}: {row.problem}") from error
+        return row
 
     def _differences(
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None

@@ -20,7 +20,14 @@ from saccade.inputs.processor import Processor
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_model
-from saccade.offline.llm_inputs import list_conversations, list_params, list_prompts, read_conversation, read_prompt
+from saccade.offline.llm_inputs import (
+    list_conversations,
+    list_params,
+    list_prompts,
+    read_conversation,
+    read_prompt,
+    read_template_options,
+)
 from saccade.offline.llm_pooling import (
     EmbeddingOutput,
     PoolingRequestOutput,
@@ -119,9 +126,11 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data URLs.
-        Images may also be PIL images or arrays, and videos lists of frames."""
+        Images may also be PIL images or arrays, and videos lists of frames. `template` may have `tools`,
+        `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`."""
+        options = read_template_options(template, "chat")
         found = [
-            read_conversation(conversation, self.processor, **template) for conversation in list_conversations(messages)
+            read_conversation(conversation, self.processor, **options) for conversation in list_conversations(messages)
         ]
         return self._run(found, sampling_params, progress)
 
@@ -137,14 +146,15 @@ class LLM:
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Vectors of prompts (see `generate`) or conversations (see `chat`), in order: the last hidden state or the
         mean of all, cut to `dimensions`, and scaled to length 1 if `normalize`."""
+        options = read_template_options(template, "embed")
         settings = self._embedding
         settings.check_dimensions(dimensions)
-        params = SamplingParams(max_tokens=0, pooling=pooling or settings.pooling)
+        params = SamplingParams(max_tokens=0, pooling=settings.choose_pooling(pooling))
 
         def finish(vector: NDArray[Any]) -> EmbeddingOutput:
             return EmbeddingOutput(settings.finish(vector, dimensions=dimensions, normalize=normalize).tolist())
 
-        return self._pool(read_embedded(prompts, self.processor, **template), params, finish, progress)
+        return self._pool(read_embedded(prompts, self.processor, **options), params, finish, progress)
 
     def score(
         self, text_1: Any, text_2: Any, *, instruction: str | None = None, progress: bool = True

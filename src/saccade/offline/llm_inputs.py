@@ -23,6 +23,14 @@ from saccade.inputs.text.chat_messages import find_sources, with_sources
 from saccade.wire.sampling_params import SamplingParams
 
 MAX_SHOWN = 80  # characters of a missing file's name
+_TEMPLATE_OPTIONS = {  # by their names in `Processor.chat`
+    "tools": "tools",
+    "add_generation_prompt": "add_generation_prompt",
+    "continue_final_message": "continue_final_message",
+    "chat_template_kwargs": "variables",
+    "media": "media",
+    "images": "images",
+}
 
 
 def list_prompts(prompts: Any) -> list[Any]:
@@ -75,6 +83,14 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
     opened = [(kind, _with_path(source)) for kind, source in media]
     with _naming_files({f"media[{i}]": source for i, (_, source) in enumerate(opened)}):
         return processor.text(text, media=opened)
+
+
+def read_template_options(given: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Keywords of a method of `LLM` as keywords of `Processor.chat`."""
+    if unknown := sorted(given.keys() - _TEMPLATE_OPTIONS.keys()):
+        known = ", ".join(_TEMPLATE_OPTIONS)
+        raise TypeError(f"LLM.{method}() got an unexpected keyword argument {unknown[0]!r}; for chats it takes {known}")
+    return {_TEMPLATE_OPTIONS[name]: value for name, value in given.items()}
 
 
 def read_conversation(conversation: Any, processor: Processor, **template: Any) -> Prompt:

@@ -101,6 +101,10 @@ class Service:
         return self._engine
 
     @property
+    def has_engine(self) -> bool:
+        return self._engine is not None and self.phase is not ServerPhase.DEAD
+
+    @property
     def is_replicated(self) -> bool:
         return self._engine is not None and self._engine.is_replicated
 

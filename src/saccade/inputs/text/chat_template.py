@@ -187,14 +187,23 @@ def _check_variables(variables: object) -> dict[str, Any]:
 
 def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
     """Marks the end of the last message's text. The prompt is cut there, and the model continues it."""
-    final = messages[-1]
+    final, param = messages[-1], f"messages[{len(messages) - 1}]"
+    if final.get("tool_calls"):
+        raise _not_continuable("tool_calls follow the text", f"{param}.tool_calls")
     if isinstance(final["content"], str):
         final["content"] += end
         return
-    texts = [part for part in final["content"] if part["type"] == "text"]
-    if not texts:
-        raise RequestError("the final message has no text to continue", param="messages", code="invalid_messages")
-    texts[-1]["text"] += end
+    kinds = [part["type"] for part in final["content"]]
+    if "text" not in kinds:
+        raise _not_continuable("it has no text", f"{param}.content")
+    if kinds[-1] != "text":
+        raise _not_continuable(f"a part of type {kinds[-1]} follows the text", f"{param}.content[{len(kinds) - 1}]")
+    final["content"][-1]["text"] += end
+
+
+def _not_continuable(reason: str, param: str) -> RequestError:
+    message = f"{param}: the final message cannot be continued because {reason} (continue_final_message)"
+    return RequestError(message, param=param, code="invalid_messages")
 
 
 def _cut_final_message(text: str, end: str) -> str:

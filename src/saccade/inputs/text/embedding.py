@@ -32,6 +32,12 @@ class EmbeddingSettings:
         found = _stored_pooling(folder) if pooling == "auto" else pooling
         return cls(pooling=found, width=width if type(width) is int else None)
 
+    def choose_pooling(self, asked: str | None) -> str:
+        if asked is not None and asked not in POOLINGS:
+            message = f"pooling is {asked}; allowed are {', '.join(POOLINGS)}"
+            raise RequestError(message, param="pooling", code="invalid_value")
+        return asked or self.pooling
+
     def check_dimensions(self, dimensions: int | None, width: int | None = None) -> None:
         """Any model's vectors can be cut; whether they stay useful depends on how it was trained."""
         most = width or self.width

@@ -148,9 +148,8 @@ class OpsRoutes:
     def _card(self, name: str) -> dict[str, Any]:
         """Until the model is loaded, the fields that depend on it are empty."""
         service = self._service
-        is_ready = service.phase is ServerPhase.READY
         capabilities = []
-        if is_ready:
+        if service.has_engine:
             processor = service.engine.processor
             found = {"completion": True, "chat": processor.template, "multimodal": processor.images}
             capabilities = [name for name, what in found.items() if what is not None]
@@ -161,9 +160,9 @@ class OpsRoutes:
             "owned_by": "saccade",
             "root": service.names[0],
             "parent": None,
-            "max_model_len": service.max_model_len if is_ready else None,
+            "max_model_len": service.max_model_len if service.has_engine else None,
             "capabilities": capabilities,
-            "vision": _vision(service.engine.processor) if is_ready else None,
+            "vision": _vision(service.engine.processor) if service.has_engine else None,
             "is_bundled": Path(service.model) == bundled.path(),
             "permission": [],
         }

@@ -213,6 +213,10 @@ class SamplingRequest(SamplingFields):
     }
 
 
+# Only "none" has an effect: templates can switch thinking off, not limit it.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(SamplingRequest):
     messages: Messages
     max_completion_tokens: Int | None = None
@@ -221,6 +225,7 @@ class ChatRequest(SamplingRequest):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -237,6 +242,12 @@ class ChatRequest(SamplingRequest):
         "audio": (None,),
         "media_io_kwargs": (None, {}),
     }
+
+    @property
+    def template_variables(self) -> dict[str, Any] | None:
+        if self.reasoning_effort != "none":
+            return self.chat_template_kwargs
+        return {"enable_thinking": False} | (self.chat_template_kwargs or {})
 
 
 class CompletionRequest(SamplingRequest):
@@ -307,6 +318,10 @@ class TokenizeRequest(Wire):
     return_token_strs: bool | None = None
 
     UNSUPPORTED = {"chat_template": (None,)}
+
+    @property
+    def template_variables(self) -> dict[str, Any] | None:
+        return self.chat_template_kwargs
 
 
 class DetokenizeRequest(Wire):

@@ -6,7 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from saccade.server.requests.protocol import Int, Number, Priority, ProcessorKwargs, Texts, Tools, Wire, json_object
+from saccade.server.requests.protocol import (
+    Int,
+    Number,
+    Priority,
+    ProcessorKwargs,
+    ReasoningEffort,
+    Texts,
+    Tools,
+    Wire,
+    json_object,
+)
 
 _STRING = {"type": "string"}
 _PART = {
@@ -57,9 +67,7 @@ class TextConfig(Wire):
 
 
 class ReasoningConfig(Wire):
-    """Only the effort "none" has an effect: templates can switch thinking off, not limit it."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 

@@ -28,6 +28,7 @@ _SAME = (
     "cache_salt",
     "priority",
     "timeout",
+    "chat_template_kwargs",
     "mm_processor_kwargs",
 )
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -58,7 +59,7 @@ def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: boo
     fields: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     fields |= _tool_fields(asked) | _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
-    fields["chat_template_kwargs"] = _variables(asked)
+    fields["reasoning_effort"] = asked.reasoning.effort if asked.reasoning is not None else None
     fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
     return ResponsesChat(messages=builder.messages, places=builder.places, is_kept=is_kept, **fields)
 
@@ -206,9 +207,3 @@ def _format_fields(asked: ResponsesRequest) -> dict[str, Any]:
         raise wrong("a format of type json_schema needs a schema", "text.format.schema")
     schema = JsonSchema(schema=wanted.schema_) if wanted.schema_ is not None else None
     return {"response_format": ResponseFormat(type=wanted.type, json_schema=schema)}
-
-
-def _variables(asked: ResponsesRequest) -> dict[str, Any] | None:
-    if asked.reasoning is None or asked.reasoning.effort != "none":
-        return asked.chat_template_kwargs
-    return {"enable_thinking": False} | (asked.chat_template_kwargs or {})

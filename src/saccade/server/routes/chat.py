@@ -91,7 +91,7 @@ def chat_prompt(
         tools=tools,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
-        variables=request.chat_template_kwargs,
+        variables=request.template_variables,
         images=read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget),
         allowance=allowance,
     )
