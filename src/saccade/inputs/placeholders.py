@@ -73,9 +73,8 @@ class Prompt:
     def output_shift(self) -> int:
         """How far ahead generated tokens are of the positions they will have in a later prompt: `rope_delta` counts a
         video's time steps, but text after a video ignores them."""
-        if all(span.kind == "image" for span in self.spans):
-            return 0
-        return int(self.positions_3T.max()) - int(self.positions_3T[1:].max())
+        positions = self.positions_3T
+        return int(positions.max()) - int(positions[1:].max()) if positions.size else 0
 
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
