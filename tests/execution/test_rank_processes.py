@@ -350,8 +350,8 @@ def test_close_kills_a_rank_that_does_not_exit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_close_does_not_wait_for_an_order_that_rank_0_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Ctrl-C in a pass the other ranks wait for rank 0, so all are killed, also those that could still close. Rank
-    2 has finished the order, so it may also be noticed that rank 0 has not."""
+    """After Ctrl-C in a pass the other ranks wait for rank 0, so all are killed, also those that could still close.
+    Rank 2 has finished the order, so it may also be noticed that rank 0 has not."""
     monkeypatch.setattr(rank_processes, "EXIT_S", 5.0)
     note = tmp_path / "closed"
     with running(replace(PLAN, settings={"closed": str(note)})) as (ranks, _):
