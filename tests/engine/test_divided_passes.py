@@ -138,24 +138,6 @@ def test_a_part_that_fails_ends_its_request_alone(loaded: Load, kind: type) -> N
     assert_alike(again["again"], expected["image0"])
 
 
-def test_an_image_whose_request_is_aborted_halfway_is_dropped(loaded: Load) -> None:
-    made, prompts = loaded("qwen3_vl"), prompts_of(loaded("qwen3_vl")[0])
-    engine, watched = make_engine(made)
-    names = list(engine.add("answer", prompts["answer"], ANSWER))
-    engine.step()
-    engine.add("gone", prompts["image1"], SHORT)
-    for _ in range(20):
-        engine.step()
-        if engine.scheduler.resources.unfinished is not None:
-            break
-    engine.abort("gone")
-    assert engine._encoder._divided == _Divided(), "its pixels are not kept"
-    found = finish(engine, [*names, *engine.add("image0", prompts["image0"], SHORT)])
-    alone, _ = make_engine(made)
-    assert_alike(found["image0"], finish(alone, list(alone.add("image0", prompts["image0"], SHORT)))["image0"])
-    assert "EncodeMore" in watched.kinds
-
-
 def begin_beside(engine: Engine, prompts: dict[str, Prompt]) -> None:
     """Steps until the first part of an image was encoded beside an answer."""
     engine.add("answer", prompts["answer"], ANSWER)
@@ -166,6 +148,18 @@ def begin_beside(engine: Engine, prompts: dict[str, Prompt]) -> None:
         if engine.scheduler.resources.unfinished is not None:
             return
     raise AssertionError("no image was begun")
+
+
+def test_an_image_whose_request_is_aborted_halfway_is_dropped(loaded: Load) -> None:
+    made, prompts = loaded("qwen3_vl"), prompts_of(loaded("qwen3_vl")[0])
+    engine, watched = make_engine(made)
+    begin_beside(engine, prompts)
+    engine.abort("image0")
+    assert engine._encoder._divided == _Divided(), "its pixels are not kept"
+    found = finish(engine, ["answer", *engine.add("again", prompts["image0"], SHORT)])
+    alone, _ = make_engine(made)
+    assert_alike(found["again"], finish(alone, list(alone.add("image0", prompts["image0"], SHORT)))["image0"])
+    assert "EncodeMore" in watched.kinds
 
 
 def test_an_image_that_is_encoded_at_once_waits_for_the_last_parts_of_another(loaded: Load) -> None:
