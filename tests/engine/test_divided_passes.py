@@ -14,7 +14,7 @@ from saccade.config import Mode
 from saccade.inputs.placeholders import Prompt
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Encoded
-from saccade.scheduling.media_encoder import _Divided
+from saccade.scheduling.media_encoder import DividedMedia
 from saccade.scheduling.orders import Encode, EncodeMore
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.step_plan import EncodeItem
@@ -155,7 +155,7 @@ def test_an_image_whose_request_is_aborted_halfway_is_dropped(loaded: Load) -> N
     engine, watched = make_engine(made)
     begin_beside(engine, prompts)
     engine.abort("image0")
-    assert engine._encoder._divided == _Divided(), "its pixels are not kept"
+    assert engine._encoder._divided == DividedMedia(), "its pixels are not kept"
     found = finish(engine, ["answer", *engine.add("again", prompts["image0"], SHORT)])
     alone, _ = make_engine(made)
     assert_alike(found["again"], finish(alone, list(alone.add("image0", prompts["image0"], SHORT)))["image0"])
@@ -205,7 +205,7 @@ def test_every_part_of_every_pass_is_run_once_and_in_order(
 ) -> None:
     """A video may take several passes, each with parts of its own."""
     passes = [(Encode(0, _FakePass(i)), count) for i, count in enumerate(counts)]  # type: ignore[arg-type]
-    divided, done = _Divided("r", passes), [0] * len(counts)
+    divided, done = DividedMedia("r", passes), [0] * len(counts)
     ends = sorted({*data.draw(st.sets(st.integers(1, num_parts))), num_parts})
     for first, end in zip((0, *ends), ends, strict=False):
         for one, orders in divided.take(7, EncodeItem("r", 0, b"", 9, (1,), first, end, num_parts)):

@@ -15,7 +15,7 @@ Live = Mapping[str, LiveRequest]
 
 
 @dataclass(slots=True)
-class _Divided:
+class DividedMedia:
     """The passes of a request's item, for a video perhaps several, and how many parts of all of them have run."""
 
     request_id: str = ""
@@ -42,7 +42,7 @@ class MediaEncoder:
     def __init__(self, executor: Executor, composer: Composer, passes: PassLog, clock: Callable[[], float]) -> None:
         self._executor, self._vision = executor, composer.vision
         self._passes, self._clock = passes, clock
-        self._divided = _Divided()
+        self._divided = DividedMedia()
 
     def encode(self, plan: StepPlan, live: Live) -> dict[str, str]:
         """Encodes a plan's images. Returns errors by the request that an item was encoded for; other requests are not
@@ -91,22 +91,22 @@ class MediaEncoder:
                 break
         if not item.is_last:
             return {}
-        self._divided = _Divided()
+        self._divided = DividedMedia()
         return {} if divided.problem is None else {item.request_id: divided.problem}
 
     def forget(self, request_id: str) -> None:
         """Drops what is left to encode for a request that ended or was preempted."""
         if self._divided.request_id == request_id:
-            self._divided = _Divided()
+            self._divided = DividedMedia()
 
-    def _divide(self, step: int, item: EncodeItem, live: Live) -> _Divided:
+    def _divide(self, step: int, item: EncodeItem, live: Live) -> DividedMedia:
         assert self._vision is not None, "this model sees no images"
         media = [live[item.request_id].prompt.media[item.media_idx]]
         try:
             passes = [self._vision.encode(step, shares, [item], media) for shares in self._vision.shares(media)]
-            return _Divided(item.request_id, [(one, self._vision.num_parts(one.vision.decision)) for one in passes])
+            return DividedMedia(item.request_id, [(one, self._vision.num_parts(one.vision.decision)) for one in passes])
         except Exception as error:
-            return _Divided(item.request_id, problem=executing.problem(error, executing.ENCODE_FAILED))
+            return DividedMedia(item.request_id, problem=executing.problem(error, executing.ENCODE_FAILED))
 
     def _execute(self, orders: Encode | EncodeMore, one: Encode, names: Collection[str], live: Live) -> str | None:
         """Returns the reason if the pass failed. Requests that share a pass share its time."""

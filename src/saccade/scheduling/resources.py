@@ -94,7 +94,8 @@ class Resources:
             request.num_inserted = num_full
 
     def detach(self, request: Request) -> DetachedResources:
-        if self.unfinished is not None and self.unfinished.request is request:  # no part that writes rows is planned
+        if self.unfinished is not None and self.unfinished.request is request:
+            # Free at once: nobody reads the rows, and what a video's first passes write comes before the next owner.
             self.encoder.discard(self.unfinished.entry)
             self.encoder.release(self.unfinished.entry)
             self.unfinished = None
