@@ -7,7 +7,7 @@ from statistics import stdev
 
 import pytest
 
-from tools.in_turn import figures, main, ratio
+from tools.in_turn import figures, main, ratio, run
 
 BENCH = """
 import json, sys
@@ -46,6 +46,20 @@ def test_checkouts_take_turns_with_their_own_sources(tmp_path: Path, capsys: pyt
     assert kept["lines"][0]["ms"] == 2.375
     said = capsys.readouterr().out
     assert "lines 2 560x560 exact ms" in said and "4.250" in said and "2.250" in said and "new : old" in said
+
+
+def test_packages_of_the_caller_are_found_after_a_checkouts_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where packages are installed aside, only PYTHONPATH leads to them."""
+    for folder, ms in (("tree/src", 2.0), ("packages", 9.0)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "which_sources.py").write_text(f"MS = {ms}")
+    (tmp_path / "packages" / "some_bench.py").write_text(
+        "import json, sys, which_sources\nopen(sys.argv[2], 'w').write(json.dumps(dict(ms=which_sources.MS)))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    assert run(tmp_path / "tree", ["some_bench"], tmp_path / "out.json") == {"ms": 2.0}
 
 
 def test_a_failing_run_ends_the_benchmark_and_its_output_is_shown(tmp_path: Path) -> None:

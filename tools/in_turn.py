@@ -47,7 +47,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(tree: Path, command: Sequence[str], output: Path) -> object:
     """Runs the command with the sources of a checkout, and returns the JSON it wrote."""
-    place = os.environ | {"PYTHONPATH": f"{tree.resolve() / 'src'}:{tree.resolve()}"}  # noqa: TID251 - handed on
+    own = [str(tree.resolve() / "src"), str(tree.resolve())]
+    packages = [path for path in (os.environ.get("PYTHONPATH"),) if path]  # noqa: TID251 - handed on
+    place = os.environ | {"PYTHONPATH": os.pathsep.join(own + packages)}  # noqa: TID251 - handed on
     done = subprocess.run(
         [sys.executable, "-m", *command, "--json", str(output)], env=place, capture_output=True, text=True, check=False
     )

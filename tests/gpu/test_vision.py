@@ -186,6 +186,7 @@ class TestParts:
         runner = new_runner(model, SIZES, "full")
         encoder = new_encoder(model, runner, part_units=128)
         encoder.graphs.capture_buckets()
+        runner.prefill.capture_buckets()
         values = runner.prefill.example_values(runner.prefill.catalogue.shape.ordered[-1])
 
         def run_language() -> None:
