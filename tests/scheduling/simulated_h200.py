@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
+import numpy as np
+
 from saccade.choice.costs import Curve
 from saccade.scheduling import buckets
 from saccade.scheduling.pace import Pace
@@ -32,11 +34,15 @@ VISION = Bins(
     ),
 )
 
-# `bench offline` (2026-11-15 midnight, 2026-11-16): prefill of 64, 406, 1,024 and 8,192 rows in 5.1, 9.7, 22 and 203
-# ms, the head in 0.42, decode of 1 and 64 requests with 1,000 keys each in 4.2 and 7.9.
-FLOOR_MS, FLOOR_ROW_MS, FIRST_MS, ROW_MS, HEAD_MS = 4.7, 2e-3, 1.4, 19.7e-3, 0.42
-DECODE_MS, DECODE_ROW_MS = 4.13, 20.5e-3
 KEY_NS, PAIR_NS = 39.0, 1.18  # attention: per key of an output, and per key of a prompt row
+
+# `bench offline` (2026-11-19; 8,192 rows: 2026-11-16): one prompt of so many rows. Up to 128, reading weights takes the
+# time. Decode of 1, 32 and 64 requests with 1,000 keys each, head included, takes 4.21, 6.17 and 7.69 ms.
+PREFILL_ROWS = (96, 128, 192, 256, 320, 416, 512, 1024, 8192)
+PREFILL_MS = (5.01, 5.07, 6.07, 6.67, 8.15, 9.56, 11.32, 21.95, 202.0)
+PRODUCTS_MS = [ms - rows**2 / 2 * PAIR_NS / 1e6 for rows, ms in zip(PREFILL_ROWS, PREFILL_MS, strict=True)]
+FLOOR_MS, HEAD_MS = 5.07, 0.38
+DECODE_MS, DECODE_ROW_MS = 4.15, 19e-3
 
 # `bench vision`: 1, 8 and 32 images of 560x560 in 4.1, 24.1 and 92.3 ms. Attention of the tower runs at 376 TFLOP/s in
 # the table of kernels and at 430 in a profile, which is 0.29 ns per pair of patches: 19 of 36 ms for a 1920x1080 image.
@@ -75,8 +81,9 @@ def language_ms(plan: StepPlan) -> float:
 
 
 def prefill_ms(rows: int, busy: float = 1.0) -> float:
-    """Bound by reading weights or by products. Excludes attention."""
-    return max(FLOOR_MS + FLOOR_ROW_MS * rows, busy * (FIRST_MS + ROW_MS * rows))
+    """Excludes attention. A busy device is slower at products, so only beyond the time that reading weights takes."""
+    idle_ms = float(np.interp(rows, PREFILL_ROWS, PRODUCTS_MS))
+    return idle_ms + (busy - 1) * max(0.0, idle_ms - FLOOR_MS)
 
 
 def vision_ms(images: Sequence[int], busy: float = 1.0) -> float:

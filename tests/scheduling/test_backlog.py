@@ -40,8 +40,8 @@ class TestBacklog:
         for name, arrival in (("a", 3.0), ("b", 5.0)):
             span = image(2, 40)
             waiting.add(make_request(name, with_images(100, span), spans=(span,), arrival=arrival))
-        assert backlog_of([], waiting, 8, 7.0) == Backlog(200, 80, 4.0)
-        assert backlog_of([], waiting, 1, 7.0) == Backlog(100, 40, 4.0)
+        assert backlog_of([], waiting, 8, 7.0) == Backlog(200, 80, 4.0, 40)
+        assert backlog_of([], waiting, 1, 7.0) == Backlog(100, 40, 4.0, 40)
         assert backlog_of([], waiting, 0, 7.0) == Backlog(), "they cannot start before others end"
 
     def test_a_started_prompt_counts_with_the_rows_it_has_left(self) -> None:
@@ -50,10 +50,10 @@ class TestBacklog:
         loop.add(make_request("a", with_images(60, *spans), spans=spans, arrival=1.0))
         loop.step()
         request = loop.requests["a"]
-        assert (request.num_left, request.num_unencoded_rows) == (60 - BUDGET, 10)
-        assert backlog_of([request], RequestQueue(lambda one: one.order), 3, 1.5) == Backlog(60 - BUDGET, 10, 0.5)
+        assert (request.num_left, request.unencoded_rows) == (60 - BUDGET, [10])
+        assert backlog_of([request], RequestQueue(lambda one: one.order), 3, 1.5) == Backlog(60 - BUDGET, 10, 0.5, 10)
         loop.step()
-        assert request.num_unencoded_rows == 0, "an image that is held is not encoded again"
+        assert request.unencoded_rows == [], "an image that is held is not encoded again"
 
 
 class TestLongPrompts:

@@ -12,11 +12,15 @@ TIMES_SHORTER = 4  # a short prompt has at most a quarter of the rows that the l
 def backlog_of(prefilling: Sequence[Request], waiting: RequestQueue, num_startable: int, now: float) -> Backlog:
     """Counts all prompts that have started, and waiting ones in proportion to how many of them can start."""
     share = min(num_startable / len(waiting), 1.0) if waiting else 0.0
-    first = (*prefilling[:1], *([waiting.first] if share else ()))
+    first_waiting = (waiting.first,) if share else ()
+    first = (*prefilling[:1], *first_waiting)
+    unencoded = [rows for request in prefilling for rows in request.unencoded_rows]
+    next_items = unencoded or [rows for request in first_waiting for rows in request.unencoded_rows]
     return Backlog(
         num_rows=int(share * waiting.num_prompt_tokens) + sum(request.num_left for request in prefilling),
-        num_image_rows=int(share * waiting.num_media_rows) + sum(request.num_unencoded_rows for request in prefilling),
+        num_image_rows=int(share * waiting.num_media_rows) + sum(unencoded),
         waited_s=max((now - request.arrival for request in first), default=0.0),
+        next_image_rows=next_items[0] if next_items else 0,
     )
 
 

@@ -1,9 +1,12 @@
 """The pace: how long a step with outputs may take, and so how many prompt rows and images fit into it.
 
 Pass times are measured at start-up. A pass of few rows is bound by reading weights, so prompt rows cost less next to
-outputs than in a step of their own, and many short steps serve more requests than few long ones. Steps are therefore
-short, unless so many prompts pile up that their first tokens would come too late. Then steps are as long as allowed: a
-few long steps, rather than many of medium length, mean that most tokens still follow a short one.
+outputs than in a step of their own, and many short steps serve more requests than few long ones. Short steps also keep
+answers apart: those that begin in one long step end together, and then the next prompts come together. Outputs wait
+for the whole pass of an image anyway, so while a large one is to be encoded, short steps are a little longer than that.
+
+Steps are longer only if so many prompts pile up that their first tokens would come too late. Then steps are as long as
+allowed: a few long steps, rather than many of medium length, mean that most tokens still follow a short one.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +17,20 @@ from saccade.choice.costs import Curve
 
 MIN_PROMPT_ROWS = 64  # prompts make progress even in the shortest step
 SHORT_FACTOR = 2.0  # a short step takes up to twice the time of its outputs alone; prompts get the rest
-FIRST_TOKEN_S = 0.6  # first tokens should come at most this long after their prompts
+IMAGE_FACTOR = 1.5  # or up to so many times that of the next image, or of a part of it
+FIRST_TOKEN_S = 1.0  # first tokens should come at most this long after their prompts
 LONG_STEP_S = 0.04  # a step may take this long if short steps would miss that
 MIN_PROMPT_ROOM = 8  # a bucket must have room for this many prompts besides the outputs
 
 
 class Backlog(NamedTuple):
-    """Rows of the prompts to compute, rows of their images to encode, and how long the first prompt has waited."""
+    """Rows of the prompts to compute, rows of their images to encode, how long the first prompt has waited, and rows of
+    the next image to encode."""
 
     num_rows: int = 0
     num_image_rows: int = 0
     waited_s: float = 0.0
+    next_image_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,9 @@ class Pace:
         return PacedStep(self, self.max_step_s or self.limit_s(num_outputs, backlog), num_outputs)
 
     def limit_s(self, num_outputs: int, backlog: Backlog) -> float:
-        short_s = SHORT_FACTOR * self.prefill.at(num_outputs)
+        image_rows = backlog.next_image_rows
+        image_s = self.vision_s(image_rows) / self.num_parts(image_rows) if image_rows else 0.0
+        short_s = max(SHORT_FACTOR * self.prefill.at(num_outputs), min(IMAGE_FACTOR * image_s, LONG_STEP_S))
         work_s = self.prefill.at(backlog.num_rows) + self.vision_s(backlog.num_image_rows) if backlog.num_rows else 0.0
         in_short_steps_s = work_s * SHORT_FACTOR / (SHORT_FACTOR - 1)
         return short_s if backlog.waited_s + in_short_steps_s <= FIRST_TOKEN_S else max(short_s, LONG_STEP_S)

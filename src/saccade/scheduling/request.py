@@ -111,13 +111,13 @@ class Request:
         return self.num_tokens + self.num_pending - self.num_planned
 
     @property
-    def num_unencoded_rows(self) -> int:
-        """Rows of media that must still be encoded or found in the cache."""
-        return sum(
+    def unencoded_rows(self) -> list[int]:
+        """Rows of each media item that must still be encoded or found in the cache, in order."""
+        return [
             rows
             for idx, rows in self.media_rows.items()
             if idx not in self.entries and self.media_ends[idx] > self.num_planned
-        )
+        ]
 
     @property
     def fair_cost(self) -> float:
