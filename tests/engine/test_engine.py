@@ -295,7 +295,9 @@ class TestSurvival:
             model.decoder.embedding.weight.data[98] = float("nan")
             # the head is tied: its NaN row must not spoil every row of logits
             logits = model.decoder.logits
-            monkeypatch.setattr(model.decoder, "logits", lambda hidden: _without_column(logits(hidden), hidden))
+            monkeypatch.setattr(
+                model.decoder, "logits", lambda hidden, out: out.copy_(_without_column(logits(hidden), hidden))
+            )
             engine = build(model, made.folder, Options())
             answers = run(engine, {**prompts, "bad": poisoned}, GREEDY)
         finally:

@@ -95,6 +95,26 @@ def test_rotary_and_store(kernels: Kernels, rows: int, heads: int, groups: int, 
     assert torch.isnan(caches[0][0]).all()
 
 
+@pytest.mark.parametrize("rows", [1, 406, 8192])
+def test_tables_of_positions(kernels: Kernels, rows: int) -> None:
+    """Angles of up to 300,000 radians are float32, as in transformers; their cosines are exact."""
+    positions = torch.randint(0, 300_000, (3, rows + 7), device="cuda", dtype=torch.int32)[:, :rows]
+    axes = torch.arange(64, device="cuda") % 3
+    frequencies = 5e6 ** (-torch.arange(64, device="cuda") / 64)
+    angles = (positions[axes].T.float() * frequencies).double().repeat(1, 2)
+    cos, sin = kernels.rotary_tables(positions, axes, frequencies)
+    torch.testing.assert_close(cos, angles.cos().float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(sin, angles.sin().float(), rtol=0, atol=1e-6)
+
+
+def test_newest_tokens(kernels: Kernels) -> None:
+    for rows in (1, 64, 8192):
+        ids, pending = (torch.randint(low, 64, (rows,), device="cuda", dtype=torch.int32) for low in (0, -20))
+        newest = torch.randint(0, 2**40, (64,), device="cuda")
+        found = kernels.newest_tokens(ids, pending, newest)
+        assert torch.equal(found, reference.newest_tokens(ids, pending, newest))
+
+
 VARLEN = [
     ("Qwen3-VL vision", 16, 72, [1296, 700, 0, 64, 236]),
     ("Qwen2.5-VL vision", 16, 80, [1296, 20, 980]),

@@ -37,6 +37,7 @@ class Compiler:
 
     def __init__(self, kernel: Any, capability: int) -> None:
         self.kernel, self.capability, self.launches = kernel, capability, 0
+        self.last_ptx = ""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         assert all(0 < n < 2**31 for n in grid), grid
@@ -60,6 +61,7 @@ class Compiler:
         compiled = triton.compile(source, target=target, options=options)
         assert compiled.metadata.shared <= SHARED_MEMORY[self.capability]
         self.launches += 1
+        self.last_ptx = compiled.asm["ptx"]
 
     @staticmethod
     def type_of(value: Tensor | float) -> str:
@@ -164,6 +166,17 @@ def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:
         for weight in (None, bf16(width)) if width == 128 else (bf16(width),):
             fused.qk_norm_rotary_store(q, k, k, weight, weight, 1e-6, cos, cos, slots, cache, cache)
     assert compilers["rotary_kernel"].launches == 5
+
+
+def test_tables_of_positions_and_newest_tokens(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused
+
+    positions, axes = torch.zeros(3, 40, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
+    for one in (positions, positions[:, :9], torch.zeros(40, 2, dtype=torch.int64).T):
+        fused.rotary_tables(one, axes, torch.zeros(64))
+        assert "cos.approx" not in compilers["tables_kernel"].last_ptx, "wrong for angles of many turns"
+    fused.newest_tokens(positions[0], positions[1], torch.zeros(9, dtype=torch.int64))
+    assert compilers["tables_kernel"].launches == 3 and compilers["newest_kernel"].launches == 1
 
 
 def test_packed_attention(compilers: dict[str, Compiler]) -> None:

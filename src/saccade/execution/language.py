@@ -155,8 +155,7 @@ def _token_buffers() -> list[Buffer]:
 
 
 def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
-    newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
-    ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
+    ids_T = model.place.kernels.newest_tokens(frame["ids"], frame["pending"], state.newest_ids)
     if "sources" in frame:
         embeds_TD, deepstack_LTD = model.embed(ids_T, state.vision_rows, frame["sources"])
     else:
@@ -180,8 +179,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
     """Stores logits for sampling and scoring, and the likeliest token of each sequence."""
-    logits_NV = model.decoder.logits(hidden_ND)
-    state.logits[: logits_NV.shape[0]].copy_(logits_NV)
+    logits_NV = model.decoder.logits(hidden_ND, state.logits[: hidden_ND.shape[0]])
     ids_N, is_bad_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N
     return {"next_ids": ids_N, "is_bad": is_bad_N}

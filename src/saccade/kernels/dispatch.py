@@ -55,6 +55,8 @@ class Kernels(KernelTable):
     layer_norm = staticmethod(reference.layer_norm)
     add_layer_norm = staticmethod(reference.add_layer_norm)
     gated_activation = staticmethod(reference.gated_activation)
+    newest_tokens = staticmethod(reference.newest_tokens)
+    rotary_tables = staticmethod(reference.rotary_tables)
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)

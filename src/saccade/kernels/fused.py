@@ -10,7 +10,7 @@ from saccade.errors import ConfigError
 from saccade.kernels import reference
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
-from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kernel
+from saccade.kernels.triton_fused import gated_kernel, newest_kernel, norm_kernel, rotary_kernel, tables_kernel
 from saccade.kernels.vectors import is_vector, vector_gated_linear, vector_linear
 
 _HEADS_PER_PROGRAM = 8
@@ -61,6 +61,38 @@ def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     if kind == "silu" and is_vector(x, weight):
         return vector_gated_linear(x, weight)
     return gated_activation(linear(x, weight), kind)
+
+
+def newest_tokens(ids_T: Tensor, pending_T: Tensor, newest_S: Tensor) -> Tensor:
+    num_rows = ids_T.shape[0]
+    out = torch.empty(num_rows, dtype=torch.int64, device=ids_T.device)
+    if num_rows:
+        grid = (triton.cdiv(num_rows, _BLOCK),)
+        newest_kernel[grid](ids_T, pending_T, newest_S, out, num_rows, BLOCK=_BLOCK, num_warps=4, **overlapping(ids_T))
+    return out
+
+
+def rotary_tables(positions_AT: Tensor, axes_F: Tensor, frequencies_F: Tensor) -> tuple[Tensor, Tensor]:
+    num_rows, num_frequencies = positions_AT.shape[1], frequencies_F.shape[0]
+    cos, sin = (torch.empty(num_rows, 2 * num_frequencies, device=positions_AT.device) for _ in range(2))
+    block = triton.next_power_of_2(num_frequencies)
+    rows_per_program = max(1, _BLOCK // block)
+    if num_rows:
+        tables_kernel[(triton.cdiv(num_rows, rows_per_program),)](
+            positions_AT,
+            axes_F,
+            frequencies_F,
+            cos,
+            sin,
+            num_rows,
+            *positions_AT.stride(),
+            F=num_frequencies,
+            ROWS=rows_per_program,
+            BLOCK=block,
+            num_warps=4,
+            **overlapping(positions_AT),
+        )
+    return cos, sin
 
 
 def qk_norm_rotary_store(  # noqa: PLR0913

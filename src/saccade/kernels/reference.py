@@ -1,8 +1,9 @@
 """Plain-torch oracles of every kernel: the CPU path, and the reference that GPU kernels are tested against.
 
 T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block, W rotated
-columns. All compute in float32 and return the dtype of their input. None reads a tensor on the host or derives a shape
-from data, so each can be recorded once and replayed on the same storages with other contents.
+columns, S sequences, A axes of a position, F frequencies. All compute in float32 and return the dtype of their input.
+None reads a tensor on the host or derives a shape from data, so each can be recorded once and replayed on the same
+storages with other contents.
 """
 
 import torch
@@ -29,10 +30,12 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "newest_tokens",
     "paged_attention",
     "place_rows",
     "qk_norm_rotary_store",
     "rms_norm",
+    "rotary_tables",
     "rotate_packed",
     "scatter_rows",
     "varlen_attention",
@@ -81,6 +84,19 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     """`activation(gate) * up` of rows laid out as [gate | up]; kind is "silu", "gelu_tanh" or "gelu"."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (activate(gate, kind) * up).to(gate_up.dtype)
+
+
+def newest_tokens(ids_T: Tensor, pending_T: Tensor, newest_S: Tensor) -> Tensor:
+    """The token of each row: the newest one of sequence `pending_T[t]`, or `ids_T[t]` if that is negative."""
+    return torch.where(pending_T < 0, ids_T.long(), newest_S[pending_T.clamp(min=0)])
+
+
+def rotary_tables(positions_AT: Tensor, axes_F: Tensor, frequencies_F: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 cosines and sines (T, 2F), laid out for half-split rotation. Frequency f turns with row `axes_F[f]` of
+    the positions."""
+    angles_TF = positions_AT.index_select(0, axes_F).T.float() * frequencies_F
+    angles_TD = torch.cat((angles_TF, angles_TF), dim=-1)
+    return angles_TD.cos(), angles_TD.sin()
 
 
 def qk_norm_rotary_store(  # noqa: PLR0913

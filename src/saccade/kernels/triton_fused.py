@@ -82,6 +82,50 @@ def gated_kernel(
     tl.store(y_ptr + row * width + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=("num_rows",))
+def newest_kernel(ids_ptr, pending_ptr, newest_ptr, out_ptr, num_rows, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Program: a block of rows, each with the newest token of its sequence or, if that is negative, its own token."""
+    await_inputs(OVERLAPS)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < num_rows
+    sequence = tl.load(pending_ptr + rows, mask=inside, other=-1)
+    own = tl.load(ids_ptr + rows, mask=inside & (sequence < 0), other=0).to(tl.int64)
+    newest = tl.load(newest_ptr + sequence, mask=sequence >= 0, other=0)
+    tl.store(out_ptr + rows, tl.where(sequence < 0, own, newest), mask=inside)
+
+
+@triton.jit(do_not_specialize=("num_rows", "axis_stride"))
+def tables_kernel(
+    positions_ptr,
+    axes_ptr,
+    frequencies_ptr,
+    cos_ptr,
+    sin_ptr,
+    num_rows,
+    axis_stride,
+    row_stride,
+    F: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program: cosines and sines of ROWS positions. Both halves of a row are the same."""
+    columns = tl.arange(0, BLOCK)[None, :]
+    axes = tl.load(axes_ptr + columns, mask=columns < F, other=0)
+    frequencies = tl.load(frequencies_ptr + columns, mask=columns < F, other=0.0)
+    await_inputs(OVERLAPS)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    inside = (rows < num_rows) & (columns < F)
+    positions = tl.load(positions_ptr + axes * axis_stride + rows * row_stride, mask=inside, other=0)
+    angles = positions.to(tl.float32) * frequencies
+    cos, sin = tl.cos(angles), tl.sin(angles)
+    places = rows * (2 * F) + columns
+    tl.store(cos_ptr + places, cos, mask=inside)
+    tl.store(cos_ptr + places + F, cos, mask=inside)
+    tl.store(sin_ptr + places, sin, mask=inside)
+    tl.store(sin_ptr + places + F, sin, mask=inside)
+
+
 @triton.jit
 def _norm_rotary_heads(
     x_ptr,

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.layers.layer import Layer
+from saccade.layers.layer import Layer, Placement
 from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
 
 
@@ -19,23 +19,23 @@ class Rotary(Layer):
     """Cosines and sines of positions in float32, laid out for half-split rotation. No checkpoint fills it, but graphs
     read its tensors, so it is a layer and watched like weights."""
 
-    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        self.frequencies_F = inverse_frequencies(spec).to(device)
-        self.axes_F = torch.tensor(spec.axes, device=device)
+    def __init__(self, spec: RotarySpec, place: Placement) -> None:
+        self.kernels = place.kernels
+        self.frequencies_F = inverse_frequencies(spec).to(place.device)
+        self.axes_F = torch.tensor(spec.axes, device=place.device)
 
     def __call__(self, positions_AT: Tensor) -> tuple[Tensor, Tensor]:
-        angles_TF = positions_AT.index_select(0, self.axes_F).T.float() * self.frequencies_F
-        angles_TD = torch.cat((angles_TF, angles_TF), dim=-1)
-        return angles_TD.cos(), angles_TD.sin()
+        return self.kernels.rotary_tables(positions_AT, self.axes_F, self.frequencies_F)
 
 
 class GridRotary(Rotary):
     """Half of the frequencies follow the row and half the column. Both halves begin with the highest frequency."""
 
-    def __init__(self, head_dim: int, base: float, device: torch.device) -> None:
+    def __init__(self, head_dim: int, base: float, place: Placement) -> None:
+        self.kernels = place.kernels
         half = RotarySpec(width=head_dim // 2, base=base, axes=plain_axes(head_dim // 2))
-        self.frequencies_F = inverse_frequencies(half).repeat(2).to(device)
-        self.axes_F = torch.arange(2, device=device).repeat_interleave(head_dim // 4)
+        self.frequencies_F = inverse_frequencies(half).repeat(2).to(place.device)
+        self.axes_F = torch.arange(2, device=place.device).repeat_interleave(head_dim // 4)
 
 
 def inverse_frequencies(spec: RotarySpec) -> Tensor:

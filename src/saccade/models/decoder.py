@@ -25,7 +25,7 @@ class Decoder(Layer):
         self.embedding = VocabTable(place.inside("embedding"), spec.vocab_size, spec.width)
         # Embeddings are scaled in the model's dtype, so the factor is rounded to it.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
-        self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
+        self.rotaries = [Rotary(rotary, place) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place.inside(f"layers.{i}"), spec, layer) for i, layer in enumerate(spec.layers)]
         assert spec.deepstack_levels < len(self.layers), "deepstack rows go between layers"
         self.norm = new_norm(place, spec.width, spec.norm)
@@ -63,11 +63,12 @@ class Decoder(Layer):
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        """float32 logits of all tokens."""
-        scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
-        cap = self.spec.logit_softcap
-        return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
+    def logits(self, hidden_TD: Tensor, out: Tensor | None = None) -> Tensor:
+        """float32 logits of all tokens, written to `out` if given."""
+        scores_TV, cap = (self.head or self.embedding).logits(hidden_TD), self.spec.logit_softcap
+        if cap is not None:
+            scores_TV = torch.tanh(scores_TV.float() / cap) * cap
+        return scores_TV.float() if out is None else out.copy_(scores_TV)
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int) -> int:
         """The largest input of one collective, in bytes per rank, in a pass of this size."""

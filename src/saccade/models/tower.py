@@ -31,7 +31,7 @@ class Tower(Layer):
         self.patches = PatchEmbedding(place.inside("patches"), spec.patch_values, width, bias=spec.patch_bias)
         self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
         head_dim = width // spec.block.num_heads
-        self.rotary = GridRotary(head_dim, spec.rotary_base, place.device) if spec.rotary_base else None
+        self.rotary = GridRotary(head_dim, spec.rotary_base, place) if spec.rotary_base else None
         self.blocks = [VisionBlock(place.inside(f"blocks.{i}"), spec.block) for i in range(spec.depth)]
         self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
         self.projector = _new_projector(place.inside("projector"), width, spec.projector)

@@ -107,6 +107,29 @@ def test_store_writes_the_named_slots_and_nothing_else(groups: int, dtype: torch
         assert torch.equal(ours[i].view(112, groups, 72)[untouched], before[i].view(112, -1, 72)[untouched])
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 1025])
+def test_newest_tokens(num_rows: int) -> None:
+    rng = torch.Generator().manual_seed(num_rows)
+    ids, pending = (torch.randint(low, 9, (num_rows,), generator=rng, dtype=torch.int32) for low in (0, -4))
+    newest = torch.arange(2**40, 2**40 + 9)
+    found = fused.newest_tokens(ids, pending, newest)
+    assert found.dtype == torch.int64 and torch.equal(found, reference.newest_tokens(ids, pending, newest))
+
+
+@pytest.mark.parametrize(("num_rows", "num_frequencies"), [(0, 64), (1, 64), (37, 36), (5, 1), (9, 80)])
+def test_tables_of_positions(num_rows: int, num_frequencies: int) -> None:
+    """Positions are rows of a wider buffer, or columns of a patch grid."""
+    rng = torch.Generator().manual_seed(3)
+    axes = torch.randint(0, 3, (num_frequencies,), generator=rng)
+    frequencies = 1e6 ** (-torch.arange(num_frequencies) / num_frequencies)
+    wide = torch.randint(0, 300_000, (3, num_rows + 5), generator=rng, dtype=torch.int32)
+    grid = torch.randint(0, 300, (num_rows, 3), generator=rng)
+    for positions in (wide[:, :num_rows], grid.T):
+        found = fused.rotary_tables(positions, axes, frequencies)
+        for ours, theirs in zip(found, reference.rotary_tables(positions, axes, frequencies), strict=True):
+            assert_same(ours, theirs)
+
+
 def test_store_into_a_strided_cache() -> None:
     """Keys and values may be interleaved in one allocation."""
     k, v = randn(3, 2, 64, seed=18), randn(3, 2, 64, seed=19)
