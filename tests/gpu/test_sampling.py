@@ -93,8 +93,16 @@ def test_greedy_and_broken_rows(sampling: SamplingKernels) -> None:
     logits[4] = -INF
     logits[5] = 1.0
     logits[6, [150_000, 12]] = INF
-    for ours, theirs in zip(sampling.greedy(logits), reference.greedy(logits.cpu()), strict=True):
+    expected = reference.greedy(logits.cpu())
+    for ours, theirs in zip(sampling.greedy(logits), expected, strict=True):
         assert torch.equal(ours.cpu(), theirs)
+    newest, sequences = torch.zeros(100, dtype=torch.int64, device="cuda"), torch.randperm(99, device="cuda")[:64] + 1
+    places = reference.TokenPlaces(
+        torch.empty_like(newest[:64]), torch.empty(64, dtype=torch.bool, device="cuda"), newest, sequences.int()
+    )
+    for ours, theirs in zip(sampling.greedy(logits, places), expected, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    assert torch.equal(newest[sequences].cpu(), expected[0]) and newest[0] == 0
 
 
 @pytest.mark.parametrize("vocabulary", [QWEN, GEMMA])

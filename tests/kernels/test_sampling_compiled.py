@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels.reference_sampling import TokenPlaces
 from tests.kernels.test_compiled import Compiler, pytestmark
 
 __all__ = ["pytestmark"]
@@ -32,7 +33,8 @@ def test_choosing(monkeypatch: pytest.MonkeyPatch, capability: int, vocabulary: 
 
     compilers = stand_ins(monkeypatch, capability)
     logits, values, seeds = torch.empty(2, vocabulary), torch.empty(2), integers(2, dtype=torch.int64)
-    fused_sampling.greedy(logits)
+    places = TokenPlaces(seeds, torch.zeros(2, dtype=torch.bool), seeds, integers(2))
+    fused_sampling.greedy(logits, places)
     fused_sampling.sample(logits, values, integers(2), values, values, seeds, seeds)
     fused_sampling.logprobs(logits, seeds, 20)
     assert {name for name in LAUNCHES if compilers[name].launches == 1} == LAUNCHES

@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade.execution.example_passes import example_prompts, example_rows
 from saccade.execution.state import TOKEN_STATE, DeviceState, runs
 from saccade.graphs import Arena, Buffer, Capacity, Fill, Frame, Phase, boundaries, bridge, metadata, output
+from saccade.kernels.reference_sampling import TokenPlaces
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets
@@ -54,7 +55,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
 
     def body(frame: Frame) -> dict[str, Tensor]:
         hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
-        return _tokens(model, state, hidden_TD, frame["sequences"])
+        return _tokens(model, state, hidden_TD, frame)
 
     def set_up(values: Mapping[str, Any]) -> None:
         state.forget_keys(values)
@@ -81,7 +82,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return _tokens(model, state, model.decoder.finish(trunk_TD[frame["rows"]]), frame["sequences"])
+        return _tokens(model, state, model.decoder.finish(trunk_TD[frame["rows"]]), frame)
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
@@ -177,9 +178,9 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
     )
 
 
-def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
+def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, frame: Frame) -> dict[str, Tensor]:
     """Stores logits for sampling and scoring, and the likeliest token of each sequence."""
     logits_NV = model.decoder.logits(hidden_ND, state.logits[: hidden_ND.shape[0]])
-    ids_N, is_bad_N = state.sampling.greedy(logits_NV)
-    state.newest_ids[sequences_N] = ids_N
+    places = TokenPlaces(frame["next_ids"], frame["is_bad"], state.newest_ids, frame["sequences"])
+    ids_N, is_bad_N = state.sampling.greedy(logits_NV, places)
     return {"next_ids": ids_N, "is_bad": is_bad_N}

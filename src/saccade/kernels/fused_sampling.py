@@ -6,6 +6,7 @@ import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.kernels.reference_sampling import TokenPlaces
 from saccade.kernels.triton_logits import (
     allow_kernel,
     bias_kernel,
@@ -24,10 +25,13 @@ _EDIT_CHUNK = 2048  # columns per program of the edits
 _BLOCK = 256
 
 
-def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+def greedy(logits_NV: Tensor, places: TokenPlaces | None = None) -> tuple[Tensor, Tensor]:
     num_rows, vocabulary = logits_NV.shape
-    ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
-    is_bad_N = torch.empty(num_rows, dtype=torch.bool, device=logits_NV.device)
+    if places is None:
+        ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
+        is_bad_N = torch.empty(num_rows, dtype=torch.bool, device=logits_NV.device)
+    else:
+        ids_N, is_bad_N = places.ids_N, places.is_bad_N
     if num_rows == 0:
         return ids_N, is_bad_N
     num_chunks = triton.cdiv(vocabulary, _CHUNK)
@@ -36,7 +40,17 @@ def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV, scores, ids, nans, vocabulary, logits_NV.stride(0), CHUNK=_CHUNK, num_warps=8
     )
     pick_kernel[(num_rows,)](
-        scores, ids, nans, ids_N, _bytes(is_bad_N), num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+        scores,
+        ids,
+        nans,
+        ids_N,
+        _bytes(is_bad_N),
+        ids_N if places is None else places.newest_S,
+        ids if places is None else places.sequences_N,
+        num_chunks,
+        KEEPS=places is not None,
+        CHUNKS=triton.next_power_of_2(num_chunks),
+        num_warps=1,
     )
     return ids_N, is_bad_N
 

@@ -11,6 +11,8 @@ A sampling step applies bias, suppressed tokens, allowed tokens and penalties, e
 Then `sample` applies temperature, min-p, top-k and top-p. Log-probabilities read the raw logits, before all of this.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,10 +21,23 @@ MIN_TEMPERATURE = 1e-5  # a row below this is greedy, because logits / temperatu
 _LOW_32 = 0xFFFFFFFF
 
 
-def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+class TokenPlaces(NamedTuple):
+    """Where the results of `greedy` go. The token of row n is also the newest one of sequence `sequences_N[n]`."""
+
+    ids_N: Tensor
+    is_bad_N: Tensor
+    newest_S: Tensor
+    sequences_N: Tensor
+
+
+def greedy(logits_NV: Tensor, places: TokenPlaces | None = None) -> tuple[Tensor, Tensor]:
     """The token with the largest logit (the lowest id among equals), and which rows are bad: any NaN, or all -inf."""
     is_bad_N = torch.isnan(logits_NV).any(dim=1) | (logits_NV == float("-inf")).all(dim=1)
-    return _cleaned(logits_NV).argmax(dim=1), is_bad_N
+    ids_N = _cleaned(logits_NV).argmax(dim=1)
+    if places is None:
+        return ids_N, is_bad_N
+    places.newest_S[places.sequences_N] = ids_N
+    return places.ids_N.copy_(ids_N), places.is_bad_N.copy_(is_bad_N)
 
 
 def penalise(

@@ -50,8 +50,19 @@ def greedy_kernel(
 
 
 @triton.jit
-def pick_kernel(scores_ptr, ids_ptr, has_nan_ptr, out_ptr, bad_ptr, num_chunks, CHUNKS: tl.constexpr):
-    """Program (row): the best of its chunks."""
+def pick_kernel(
+    scores_ptr,
+    ids_ptr,
+    has_nan_ptr,
+    out_ptr,
+    bad_ptr,
+    newest_ptr,
+    sequences_ptr,
+    num_chunks,
+    KEEPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Program (row): the best of its chunks. With KEEPS it is also stored as the newest token of the row's sequence."""
     row = tl.program_id(0).to(tl.int64)
     score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
     chunks = tl.arange(0, CHUNKS)
@@ -59,6 +70,8 @@ def pick_kernel(scores_ptr, ids_ptr, has_nan_ptr, out_ptr, bad_ptr, num_chunks, 
     is_bad = (tl.max(nans, axis=0) != 0) | (score == float("-inf"))
     tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
     tl.store(bad_ptr + row, is_bad.to(bad_ptr.dtype.element_ty))
+    if KEEPS:
+        tl.store(newest_ptr + tl.load(sequences_ptr + row), token.to(newest_ptr.dtype.element_ty))
 
 
 @triton.jit

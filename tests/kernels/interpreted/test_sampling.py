@@ -85,6 +85,21 @@ def test_greedy(vocabulary: int) -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_greedy_keeps_tokens_as_the_newest_of_their_sequences() -> None:
+    logits = torch.randn(5, 9001, generator=torch.Generator().manual_seed(8))
+    logits[2, 7] = NAN
+    found = []
+    for module in (fused, reference):
+        ids, bad = torch.full((5,), -1), torch.zeros(5, dtype=torch.bool)
+        newest, sequences = torch.full((9,), -1), torch.tensor([8, 1, 3, 2, 6], dtype=torch.int32)
+        made = module.greedy(logits, reference.TokenPlaces(ids, bad, newest, sequences))
+        assert made[0] is ids and made[1] is bad
+        assert newest[sequences.long()].tolist() == ids.tolist() and newest[[0, 4, 5, 7]].tolist() == [-1] * 4
+        found.append((ids, bad))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1].tolist() == found[1][1].tolist() == [0, 0, 1, 0, 0]
+    assert torch.equal(found[0][0], reference.greedy(logits)[0])
+
+
 def test_no_rows() -> None:
     rows = rows_of(SETTINGS[:1], 100, seed=8).take([])
     assert fused.greedy(rows.logits)[0].shape == fused.sample(*rows.inputs)[0].shape == (0,)
