@@ -1,8 +1,10 @@
 """`saccade bench serve`: figures against numbers worked out by hand, and whole runs against a scripted server."""
 
+import asyncio
 import io
 import json
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
 from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.load.workload import WorkloadRequest
+from saccade.bench.serving import serving_run
 from saccade.bench.serving.serving_command import bench_serve
 from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
@@ -412,6 +415,35 @@ def test_variants_are_started_measured_and_compared(tmp_path: Path) -> None:
     assert bad["environment"]["serve_flags"] == "--all 1 --fails --graphs a=off,b=off"
     page = (tmp_path / "r.html").read_text()
     assert "good" in page and "bad" in page
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_variant_that_does_not_start_leaves_the_figures_of_those_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--num-prompts 3 --image-resolution 32x20 --random-input-len 20"
+    files = ["--report", str(tmp_path / "r.html"), "--json", str(tmp_path / "x.json")]
+    assert main(["bench", "serve", "--variants", "good:; bad: --broken", *flags.split(), *files]) == 2
+    shown = capsys.readouterr()
+    assert "Successful requests:                     3" in shown.out
+    assert "INCOMPLETE, not finished: bad" in shown.out and "INCOMPLETE" in (tmp_path / "r.html").read_text()
+    assert "\ngood: " in shown.err and shown.err.index("\ngood: ") < shown.err.index("starting bad")
+    assert json.loads((tmp_path / "x-good.json").read_text())["completed"] == 3
+
+
+@pytest.mark.usefixtures("fake")
+def test_sigterm_stops_the_server_that_was_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def terminated(*given: Any, **how: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(serving_run, "drive", terminated)
+    assert main(["bench", "serve", "--variants", "a:; b:", "--num-prompts", "3", "--image-resolution", "32x20"]) == 143
+    shown = capsys.readouterr()
+    assert shown.out == "INCOMPLETE: no variant was finished\n"
+    assert "shutting down" in shown.err and "starting b" not in shown.err
 
 
 @pytest.mark.usefixtures("fake")

@@ -14,12 +14,13 @@ from rich.console import Console
 
 from saccade.bench.load.client import Client, arrivals, drive
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
-from saccade.bench.serving import serving_interval
+from saccade.bench.serving import serving_against, serving_interval
 from saccade.bench.serving import serving_run as serving_module
 from saccade.bench.serving.serving_against import Comparison, round_seed, run_against, turn_order
 from saccade.bench.serving.serving_against_report import ratio_table
 from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_interval import Ratio
 from saccade.bench.serving.serving_run import Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
@@ -49,7 +50,9 @@ def running(*servers: CachingServer) -> Iterator[list[str]]:
 
 def compared(urls: list[str], rounds: int = 2, workload: WorkloadSettings = WORKLOAD) -> Comparison:
     plan = ServingPlan(TargetSettings(base_url=urls[0]), workload, LOAD)
-    return run_against(plan, AgainstSettings(against=tuple(urls[1:]), rounds=rounds, settle_s=0), SILENT)
+    kept: list[Comparison] = []
+    run_against(plan, AgainstSettings(against=tuple(urls[1:]), rounds=rounds, settle_s=0), SILENT, kept.append)
+    return kept[0]
 
 
 def test_servers_take_turns_in_an_order_that_changes_with_the_round() -> None:
@@ -216,7 +219,49 @@ def test_a_server_that_answers_nothing_ends_the_comparison() -> None:
         plan = ServingPlan(TargetSettings(base_url=urls[0]), WORKLOAD, LoadSettings(warmup_requests=0))
         against = AgainstSettings(against=(urls[1],), rounds=2, settle_s=0)
         with pytest.raises(ConfigError, match=rf"{urls[1]} answered none of 6 requests.*engine_dead: gone"):
-            run_against(plan, against, SILENT)
+            run_against(plan, against, SILENT, lambda comparison: None)
+
+
+def test_a_comparison_that_ends_early_is_over_the_rounds_that_all_have_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    async def interrupted(client: Client, requests: Sequence[bytes], load: LoadSettings, **how: Any) -> Any:
+        calls.append(client.target.url)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return await drive(client, requests, load, **how)
+
+    monkeypatch.setattr(serving_module, "drive", interrupted)
+    flags = "--num-prompts 4 --image-resolution 32x20 --random-input-len 20 --warmup-requests 0 --settle-s 0"
+    files = ["--report", str(tmp_path / "x.html"), "--json", str(tmp_path / "x.json")]
+    with running(CachingServer("a"), CachingServer("b")) as urls:
+        line = ["bench", "serve", "--base-url", urls[0], "--against", urls[1], *flags.split(), *files]
+        assert main(line) == 130
+    shown = capsys.readouterr()
+    assert "2 rounds in turn" in shown.out and "INCOMPLETE: 2 of 6 rounds" in shown.out
+    assert all(f"round {number} of 6: {name}: " in shown.err for number in (1, 2) for name in "ab")
+    assert "round 3 of 6: b: " in shown.err and "round 3 of 6: a: " not in shown.err  # b was first
+    saved = json.loads((tmp_path / "x.json").read_text())
+    assert (saved["is_complete"], saved["rounds"], len(saved["orders"])) == (False, 2, 2) and saved["ratios"]["b"]
+    assert [target["completed"] for target in saved["targets"]] == [8, 8]
+    assert "INCOMPLETE: 2 of 6 rounds" in " ".join(checked((tmp_path / "x.html").read_text()).words)
+
+
+def test_an_interruption_while_ratios_are_computed_leaves_the_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: Any) -> list[Ratio]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving_against, "ratios", interrupted)
+    flags = "--num-prompts 4 --image-resolution 32x20 --random-input-len 20 --settle-s 0 --rounds 2"
+    with running(CachingServer("a"), CachingServer("b")) as urls:
+        assert main(["bench", "serve", "--base-url", urls[0], "--against", urls[1], *flags.split()]) == 130
+    out = capsys.readouterr().out
+    assert out.count("Successful requests:                     8") == 2
+    assert "INCOMPLETE: 2 of 2 rounds, without ratios" in out and "ahead" not in out
 
 
 @pytest.mark.parametrize(

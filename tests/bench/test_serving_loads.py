@@ -2,7 +2,12 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +19,7 @@ from saccade.bench.serving.serving_loads_settings import FIVE_SIZES, USUAL_LOADS
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
+from tests.bench.scripted import BOUND_S, Reply
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_serving_against import few_resamples as few_resamples
 from tests.bench.test_serving_against import running, with_times
@@ -73,6 +79,98 @@ def test_failed_requests_fail_the_command_and_are_counted(loads: LoadsSettings) 
         plan = ServingPlan(TargetSettings(base_url=url), SMALL, QUIET)
         assert bench_serve(plan, VariantSettings(), Console(file=text, width=200), None, loads) == 1
     assert " 4 " in text.getvalue() and " 6 " in text.getvalue()
+
+
+# Background jobs of a shell ignore SIGINT, and so may these tests.
+COMMAND = """
+import signal, sys
+from saccade.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class EndingServer(CachingServer):
+    """Counts requests, and calls `end` before it answers those behind the first `num_answers`."""
+
+    def __init__(self, name: str, num_answers: int) -> None:
+        super().__init__(name)
+        self.num_answers = num_answers
+
+    def end(self) -> None:
+        self.is_dead = True
+
+    async def chat(self, body: Any) -> Reply:
+        if len(self.contents) >= self.num_answers:
+            self.end()
+        async for data in super().chat(body):
+            yield data
+
+
+class SignallingServer(EndingServer):
+    """Sends a signal to the benchmark instead, and notes what its file held then."""
+
+    def __init__(self, num_answers: int, number: int, file: Path) -> None:
+        super().__init__("a", num_answers)
+        self.number, self.file = number, file
+        self.process: subprocess.Popen[str] | None = None
+        self.held = ""
+
+    def end(self) -> None:
+        if not self.held:
+            assert self.process is not None
+            self.held = self.file.read_text()
+            os.kill(self.process.pid, self.number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_benchmark_shows_and_saves_the_finished_loads(
+    number: int, status: int, loads: LoadsSettings, tmp_path: Path
+) -> None:
+    path = tmp_path / "all.json"
+    server = SignallingServer(4, number, path)
+    flags = "--image-resolution 32x20 --random-input-len 20 --num-prompts 4 --warmup-requests 0 --max-concurrency 1"
+    with running(server) as [url]:
+        line = ["bench", "serve", "--base-url", url, "--loads", loads.loads, "--json", str(path), *flags.split()]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        server.process = subprocess.Popen([sys.executable, "-c", COMMAND, *line], text=True, **pipes)
+        out, err = server.process.communicate(timeout=BOUND_S)
+    assert server.process.returncode == status, err
+    assert "small images: " in err and err.index(" requests/s, mean TTFT ") < err.index("load: text only")
+    assert "small" in out and "INCOMPLETE, not finished: text only" in out and "Traceback" not in err
+    held, saved = json.loads(server.held), json.loads(path.read_text())
+    assert held == saved and not saved["is_complete"] and saved["unfinished"] == ["text only"]
+    assert [(one["name"], one["targets"][0]["completed"]) for one in saved["loads"]] == [("small images", 4)]
+
+
+def test_a_load_that_fails_in_its_second_round_has_figures_but_no_ratios(
+    loads: LoadsSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers, text = [CachingServer("a"), EndingServer("b", 4 + 4 + 6)], io.StringIO()
+    output = OutputSettings(result_dir=str(tmp_path), result_filename="all.json")
+    with running(*servers) as urls, pytest.raises(ConfigError, match="answered none of 6 requests"):
+        plan = ServingPlan(TargetSettings(base_url=urls[0]), SMALL, QUIET, output)
+        against = AgainstSettings(against=(urls[1],), rounds=2, settle_s=0)
+        bench_serve(plan, VariantSettings(), Console(file=text, width=240), against, loads)
+    rows = [line for line in text.getvalue().splitlines() if "│ b " in line]
+    assert [row.count(" to ") for row in rows] == [2, 0]  # intervals
+    assert "text only: INCOMPLETE: 1 of 2 rounds, without ratios" in text.getvalue()
+    assert "INCOMPLETE, not finished: text only" in text.getvalue()
+    first, second = json.loads((tmp_path / "all.json").read_text())["loads"]
+    assert first["is_complete"] and first["ratios"]["b"] and not second["is_complete"] and second["ratios"] == {}
+    assert [target["completed"] for target in second["targets"]] == [6, 6]
+    err = capsys.readouterr().err
+    assert "round 1 of 2: b: " in err and "small images: b: ratios, above 1 if a is ahead: requests/s " in err
+
+
+def test_a_server_that_is_not_there_has_an_error_and_no_table(
+    loads: LoadsSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(CachingServer("a")) as [url]:
+        pass
+    assert main(["bench", "serve", "--base-url", url, "--loads", loads.loads]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"saccade: {url} cannot be reached" in shown.err
 
 
 def test_usual_loads_are_six_plans_that_other_flags_apply_to() -> None:

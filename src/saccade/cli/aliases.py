@@ -34,6 +34,7 @@ SAME = {
     "--request-timeout": "request_timeout_s",
     "--num-warmups": "warmup_requests",
     "--output-file": "result_filename",
+    "--json": "result_filename",  # as our other benchmarks call it
     "--endpoint-type": "backend",
     "--random-input": "random_input_len",
     "--random-output": "random_output_len",

@@ -26,6 +26,7 @@ from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
+from saccade.cli.signals import ended_by_sigterm
 from saccade.config import GraphBenchSettings, openai_api_key
 from saccade.terminal import Output, print_table, stages
 
@@ -112,7 +113,8 @@ def _serve(flags: Namespace) -> int:
         settings_from(flags, OutputSettings),
     )
     variants, against = settings_from(flags, VariantSettings), settings_from(flags, AgainstSettings)
-    return bench_serve(plan, variants, Output(), against, settings_from(flags, LoadsSettings))
+    with ended_by_sigterm():
+        return bench_serve(plan, variants, Output(), against, settings_from(flags, LoadsSettings))
 
 
 def _startup(flags: Namespace) -> int:

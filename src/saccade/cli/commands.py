@@ -64,7 +64,7 @@ def _guarded(words: list[str]) -> int:
     except SaccadeError as error:
         sys.stderr.write(f"saccade: {error}\n")
         return EXIT_BAD_SETTING
-    except SystemExit as stop:  # after --help
+    except SystemExit as stop:  # after --help or SIGTERM
         return int(stop.code or 0)
     except BrokenPipeError:  # the reader of our output is gone
         discard_output()

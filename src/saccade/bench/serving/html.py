@@ -59,23 +59,20 @@ CARDS = (
 )
 
 
-def page(runs: Sequence[ServingRun], named: Named, unequal: Sequence[str] = (), ratios: Ratios | None = None) -> str:
-    """Writes the report of one or more runs. `named` has the data of all compared results, these runs last. `unequal`
-    says why they should not be compared. `ratios` replaces the usual comparison."""
+def page(runs: Sequence[ServingRun], named: Named, warnings: Sequence[str] = (), ratios: Ratios | None = None) -> str:
+    """Writes the report of one or more runs. `named` has the data of all compared results, these runs last. `warnings`
+    say what is missing, and why they should not be compared. `ratios` replaces the usual comparison."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
         parts.append(_cards(runs[0].figures))
     if ratios is not None:
         said = "".join(f"<p>{escape(line)}</p>" for line in ratios[1])
-        parts.append(
-            f"<h2>{escape(Text.from_markup(str(ratios[0].title)).plain)}</h2>{_table(ratios[0])}{said}{_red(unequal)}"
-        )
+        parts.append(f"<h2>{escape(Text.from_markup(str(ratios[0].title)).plain)}</h2>{_table(ratios[0])}{said}")
     elif len(named) > 1:
         title = f"Compared with {escape(named[0][0])}: a gain above 1 is better"
         parts.append(f"<h2>{title}</h2>{_table(comparison_table(named))}")
-        parts.append(_red(unequal))
-    parts.append(_charts(named))
+    parts += [_red(warnings), _charts(named)]
     for run, (name, _) in zip(runs, named[-len(runs) :], strict=True):
         if len(runs) > 1:
             parts.append(f"<h2>{escape(name)}</h2>{_cards(run.figures)}")

@@ -6,9 +6,9 @@ changes from round to round, so that drift of the machine favors none of them.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,31 +21,85 @@ from saccade.bench.serving.serving_interval import Ratio, Round, Statistic, rati
 from saccade.bench.serving.serving_results import COMPARED, as_data
 from saccade.bench.serving.serving_run import Passage, ServingRun, Shown, Target, warm_up_prompts
 from saccade.bench.serving.serving_settings import ServingPlan
-from saccade.bench.serving.serving_stats import is_good, token_figures
+from saccade.bench.serving.serving_stats import figures_of, is_good, main_figures, token_figures
 from saccade.errors import ConfigError
 
+MIN_ROUNDS = 2  # for an interval
 POINTS = {"mean": None, "median": 50.0, "p99": 99.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The first run is that of --base-url. `orders` lists the servers of each round in the order of their turns.
-    `ratios` compares the first server with each other one, by name."""
+    `ratios` compares the first server with each other one, by name. `cautions` say why it may mislead."""
 
     runs: list[ServingRun]
     orders: list[list[str]]
     ratios: dict[str, list[Ratio]]
-    warnings: list[str]
+    cautions: list[str]
+    num_rounds: int
 
     @property
     def first(self) -> str:
         return self.runs[0].name
 
+    @property
+    def is_complete(self) -> bool:
+        return len(self.orders) == self.num_rounds and len(self.ratios) == len(self.runs) - 1
 
-def run_against(plan: ServingPlan, against: AgainstSettings, shown: Shown) -> Comparison:
-    others = against.targets(plan.target)
-    plans = [plan, *(replace(plan, target=target) for target in others)]
-    return run(_compare(plans, against, shown))
+    @property
+    def warnings(self) -> list[str]:
+        if self.is_complete:
+            return self.cautions
+        end = "" if self.ratios else ", without ratios"
+        return [*self.cautions, f"INCOMPLETE: {len(self.orders)} of {self.num_rounds} rounds{end}"]
+
+
+@dataclass(slots=True)
+class Turns:
+    """What has been measured so far. `rounds` has those that all servers have finished, with a passage for each."""
+
+    plans: list[ServingPlan]
+    targets: list[Target] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    words: WordList = field(default_factory=WordList)
+    contents: list[str] = field(default_factory=list)
+    rounds: list[list[Passage]] = field(default_factory=list)
+    retokenized: list[int | None] = field(default_factory=list)
+
+    def by_server(self) -> list[list[Passage]]:
+        return [list(passages) for passages in zip(*self.rounds, strict=True)]
+
+    def comparison(self, num_rounds: int) -> Comparison:
+        """The finished rounds of `num_rounds`, without ratios."""
+        passages, content = self.by_server(), " ".join(self.contents)
+        counts = self.retokenized or [None] * len(self.targets)
+        each = zip(self.targets, self.names, passages, counts, strict=True)
+        runs = [target.finish(name, own, self.words, content, count) for target, name, own, count in each]
+        numbers = range(len(self.rounds))
+        orders = [[self.names[index] for index in turn_order(number, len(runs))] for number in numbers]
+        return Comparison(runs, orders, {}, _cautions(self.plans, runs), num_rounds)
+
+    def ratios(self) -> dict[str, list[Ratio]]:
+        """Empty after a single round, which gives no intervals."""
+        if len(self.rounds) < MIN_ROUNDS:
+            return {}
+        first, *others = ([_round(passage, self.plans[0]) for passage in own] for own in self.by_server())
+        named = zip(self.names[1:], others, strict=True)
+        return {name: ratios(first, other, statistics()) for name, other in named}
+
+
+def run_against(plan: ServingPlan, against: AgainstSettings, shown: Shown, keep: Callable[[Comparison], None]) -> None:
+    """`keep` gets the comparison of all rounds. If an error or Ctrl-C ends them, it gets that of the finished ones.
+    Ratios are added behind it: they take seconds, and Ctrl-C may end those, too."""
+    turns = Turns([plan, *(replace(plan, target=target) for target in against.targets(plan.target))])
+    try:
+        run(_take_turns(turns, against, shown))
+    finally:
+        if turns.rounds:
+            comparison = turns.comparison(against.rounds)
+            keep(comparison)
+            comparison.ratios.update(turns.ratios())
 
 
 def turn_order(number: int, count: int) -> list[int]:
@@ -72,38 +126,36 @@ def statistics() -> list[Statistic]:
     return found
 
 
-async def _compare(plans: Sequence[ServingPlan], against: AgainstSettings, shown: Shown) -> Comparison:
-    plan = plans[0]
+async def _take_turns(turns: Turns, against: AgainstSettings, shown: Shown) -> None:
+    plan, targets = turns.plans[0], turns.targets
     async with AsyncExitStack() as stack:
-        targets = []
-        for each in plans:  # finds an unreachable server before any work is done
+        for each in turns.plans:  # finds an unreachable server before any work is done
             client = await stack.enter_async_context(Client(each.target))
             shown.say(f"asking {each.target.url} what it is")
             how = {} if each is plan else {"prefer": plan.target.model, "flags": "--against"}
             targets.append(await Target.meet(each, client, **how))
-        names = _names([plan.output.label, *against.names()], targets)
-        words = await _shared_words(targets)
+        turns.names = names = _names([plan.output.label, *against.names()], targets)
+        turns.words = words = await _shared_words(targets)
         if plan.load.warmup_requests:
             await _warm_up(targets, names, words, against, shown)
-        passages: list[list[Passage]] = [[] for _ in targets]
-        contents = []
         for number in range(against.rounds):
             seed = round_seed(plan.workload.seed, number)
             settings = replace(plan.workload, seed=seed)
             shown.say(f"making {settings.num_prompts} requests, seed {plan.workload.seed}, round {number + 1}")
             skip = number * settings.num_prompts
             prompts = await asyncio.to_thread(make_prompts, settings, words, skip=skip)
-            contents.append(digest_of(prompts))
+            taken: dict[int, Passage] = {}
             for index in turn_order(number, len(targets)):
                 await asyncio.sleep(against.settle_s)
-                shown.say(f"round {number + 1} of {against.rounds}: {names[index]}")
-                passages[index].append(await _take(targets[index], prompts, seed, shown))
-        pairs = zip(names, targets, passages, strict=True)
-        runs = [await target.finish(name, own, words, " ".join(contents)) for name, target, own in pairs]
-    rounds = [[_round(passage, plan) for passage in own] for own in passages]
-    orders = [[names[index] for index in turn_order(number, len(names))] for number in range(against.rounds)]
-    found = {name: ratios(rounds[0], other, statistics()) for name, other in zip(names[1:], rounds[1:], strict=True)}
-    return Comparison(runs, orders, found, _warnings(plans, runs))
+                turn = f"round {number + 1} of {against.rounds}: {names[index]}"
+                shown.say(turn)
+                taken[index] = passage = await _take(targets[index], prompts, seed, shown)
+                figures = figures_of(passage.outcomes, passage.samples, passage.duration_s)
+                shown.tell(f"{turn}: {main_figures(figures)}")
+            turns.contents.append(digest_of(prompts))
+            turns.rounds.append([taken[index] for index in range(len(targets))])
+        by_target = zip(targets, turns.by_server(), strict=True)
+        turns.retokenized = [await target.retokenized(own, words) for target, own in by_target]
 
 
 async def _warm_up(
@@ -164,7 +216,7 @@ def _round(passage: Passage, plan: ServingPlan) -> Round:
     return Round(passage.outcomes, passage.duration_s, totals)
 
 
-def _warnings(plans: Sequence[ServingPlan], runs: Sequence[ServingRun]) -> list[str]:
+def _cautions(plans: Sequence[ServingPlan], runs: Sequence[ServingRun]) -> list[str]:
     """Reasons why the ratios may mislead."""
     names = [run.name for run in runs]
     lines = unequal_work(names, [as_data(run) for run in runs])

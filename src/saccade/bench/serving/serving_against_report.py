@@ -25,7 +25,8 @@ INCLUDES_ONE = "includes 1"
 def print_comparison(comparison: Comparison, console: Console) -> None:
     for run in comparison.runs:
         print_run(run, console)
-    print_table(console, ratio_table(comparison))
+    if comparison.ratios:
+        print_table(console, ratio_table(comparison))
     for line in verdict_lines(comparison):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print_red(console, comparison.warnings)
@@ -38,7 +39,8 @@ def ratio_table(comparison: Comparison) -> Table:
     heads = [f"{first} : {name}" for name in names[1:]] if len(names) > 2 else ["ratio"]
     columns = [part for head in heads for part in (head, "95% interval", "ahead")]
     rounds = len(comparison.orders)
-    table = Table("", *names, *columns, title=f"{rounds} rounds in turn; a ratio above 1: {first} is ahead")
+    said = f"{rounds} rounds in turn; a ratio above 1: {first} is ahead" if comparison.ratios else "no ratios"
+    table = Table("", *names, *columns, title=said)
     by_key = {name: {ratio.key: ratio for ratio in found} for name, found in comparison.ratios.items()}
     keys = dict.fromkeys(key for found in by_key.values() for key in found)
     for key in keys:
@@ -76,6 +78,7 @@ def comparison_data(comparison: Comparison, *, is_detailed: bool = False) -> dic
         "first": comparison.first,
         "seed": first.settings["workload"]["seed"],
         "rounds": len(comparison.orders),
+        "is_complete": comparison.is_complete,
         "orders": comparison.orders,
         "ratios": {name: [_ratio_data(each) for each in found] for name, found in comparison.ratios.items()},
         "verdicts": verdict_lines(comparison),

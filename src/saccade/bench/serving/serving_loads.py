@@ -1,8 +1,8 @@
 """`saccade bench serve --loads`: runs several loads on one server, on several in turn, or on its own servers."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from saccade.bench.serving.serving_interval import Ratio
 from saccade.bench.serving.serving_results import COLOURS, as_data
 from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_stats import main_figures
 from saccade.errors import ConfigError
 
 COLUMNS = (
@@ -31,12 +32,15 @@ RATES = ("request_throughput", "mean_ttft_ms")
 """Figures whose ratios are shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadResult:
-    """The runs of one load, one for each server, in order. Only servers that took turns are compared."""
+    """The runs of one load so far, one for each server, in order. `left` names the servers that have yet to finish it.
+    Only servers that took turns are compared."""
 
     name: str
-    runs: list[ServingRun]
+    plan: ServingPlan
+    left: list[str]
+    runs: list[ServingRun] = field(default_factory=list)
     comparison: Comparison | None = None
 
     @property
@@ -51,41 +55,74 @@ class LoadResult:
         return {ratio.key: ratio for ratio in found}
 
 
+def new_results(plans: Mapping[str, ServingPlan], variants: VariantSettings) -> list[LoadResult]:
+    """A result to fill for each load. Each has its own content, so that no load hits what another left in a cache."""
+    servers = variants.flags_by_name() if variants.is_used else [""]
+    seeds = [round_seed(plan.workload.seed, number) for number, plan in enumerate(plans.values())]
+    return [
+        LoadResult(name, replace(plan, workload=replace(plan.workload, seed=seed)), list(servers))
+        for (name, plan), seed in zip(plans.items(), seeds, strict=True)
+    ]
+
+
 def run_loads(
-    plans: Mapping[str, ServingPlan], variants: VariantSettings, against: AgainstSettings, shown: Shown
-) -> list[LoadResult]:
-    """Runs all loads, each with its own content, so that no load hits what another left in a cache."""
-    seeded = {
-        name: replace(plan, workload=replace(plan.workload, seed=round_seed(plan.workload.seed, number)))
-        for number, (name, plan) in enumerate(plans.items())
-    }
-    if against.against:
-        return [_compared(name, plan, against, shown) for name, plan in seeded.items()]
+    results: Sequence[LoadResult],
+    variants: VariantSettings,
+    against: AgainstSettings,
+    shown: Shown,
+    save: Callable[[], None],
+) -> None:
+    """Runs all loads and fills their results. `save` is called whenever a server has finished a load."""
     if not variants.is_used:
-        return [LoadResult(name, [_run(name, plan, shown)]) for name, plan in seeded.items()]
-    runs: dict[str, list[ServingRun]] = {name: [] for name in seeded}
+        for result in results:
+            if against.against:
+                _compare(result, against, shown)
+            else:
+                _run(result, result.plan, shown)
+            save()
+        return
     for variant, flags in variants.flags_by_name().items():
         shown.say(f"starting {variant or 'a server'} {flags}".rstrip())
         with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
-            for name, plan in seeded.items():
-                own = replace(plan, target=replace(plan.target, base_url=server.url))
-                made = _run(name, own, shown, variant)
-                made.environment.update(
-                    serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s
-                )
-                runs[name].append(made)
-    return [LoadResult(name, own) for name, own in runs.items()]
+            facts = {"serve_model": variants.serve_model, "serve_flags": flags, "time_to_ready_s": server.ready_s}
+            for result in results:
+                own = replace(result.plan, target=replace(result.plan.target, base_url=server.url))
+                _run(result, own, shown, variant, **facts)
+                save()
 
 
-def _run(name: str, plan: ServingPlan, shown: Shown, server: str = "") -> ServingRun:
-    shown.say(f"load: {name}")
-    return run_serving(plan, shown, name=server)
+def unfinished(results: Sequence[LoadResult]) -> list[str]:
+    """The names of unfinished loads, each with the server if that has a name."""
+    return [f"{one.name} ({server})" if server else one.name for one in results for server in one.left]
 
 
-def _compared(name: str, plan: ServingPlan, against: AgainstSettings, shown: Shown) -> LoadResult:
-    shown.say(f"load: {name}")
-    comparison = run_against(plan, against, shown)
-    return LoadResult(name, comparison.runs, comparison)
+def _run(result: LoadResult, plan: ServingPlan, shown: Shown, server: str = "", **facts: Any) -> None:
+    shown.say(f"load: {result.name}")
+    made = run_serving(plan, shown, name=server)
+    made.environment.update(facts)
+    result.runs.append(made)
+    result.left.remove(server)
+    _tell(result, made, shown)
+
+
+def _compare(result: LoadResult, against: AgainstSettings, shown: Shown) -> None:
+    def keep(comparison: Comparison) -> None:
+        result.comparison, result.runs = comparison, comparison.runs
+
+    shown.say(f"load: {result.name}")
+    run_against(result.plan, against, shown, keep)
+    result.left.clear()
+    for run in result.runs:
+        _tell(result, run, shown)
+
+
+def _tell(result: LoadResult, run: ServingRun, shown: Shown) -> None:
+    name = f"{result.name}: {run.name}" if run.name else result.name
+    shown.tell(f"{name}: {main_figures(run.figures)}")
+    found = result.ratios(run)
+    told = [f"{found[key].label} {found[key].ratio:.2f} {_interval(found[key])}" for key in RATES if key in found]
+    if told:
+        shown.tell(f"{name}: ratios, above 1 if {result.runs[0].name} is ahead: {', '.join(told)}")
 
 
 def loads_table(results: Sequence[LoadResult]) -> Table:
@@ -108,16 +145,21 @@ def loads_table(results: Sequence[LoadResult]) -> Table:
     return table
 
 
-def save_loads(results: Sequence[LoadResult], output: OutputSettings) -> Path:
-    """Writes all loads to one file."""
+def loads_path(output: OutputSettings) -> Path:
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    path = Path(output.result_dir) / (output.result_filename or f"loads-{moment}.json")
+    return Path(output.result_dir) / (output.result_filename or f"loads-{moment}.json")
+
+
+def save_loads(results: Sequence[LoadResult], output: OutputSettings, path: Path) -> None:
+    """Writes all loads that have figures to one file."""
+    left = unfinished(results)
+    loads = [_data(each, output) for each in results if each.runs]
+    data = {"is_complete": not left, "unfinished": left, "loads": loads}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"loads": [_data(each, output) for each in results]}, indent=1), encoding="utf-8")
+        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror} (--result-dir, --result-filename)") from None
-    return path
 
 
 def _data(result: LoadResult, output: OutputSettings) -> dict[str, Any]:
@@ -133,4 +175,8 @@ def _figure(value: Any, digits: int) -> str:
 def _ratio(ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
-    return f"[{COLOURS[ratio.verdict]}]{ratio.ratio:.2f}[/] ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"[{COLOURS[ratio.verdict]}]{ratio.ratio:.2f}[/] {_interval(ratio)}"
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"({ratio.low:.2f} to {ratio.high:.2f})"

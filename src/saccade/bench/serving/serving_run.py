@@ -24,7 +24,7 @@ from saccade.bench.load.workload import Wording, WorkloadPrompt, WorkloadRequest
 from saccade.bench.load.workload_text import WordList
 from saccade.bench.serving.serving_caches import CacheUse, cache_use
 from saccade.bench.serving.serving_settings import ServingPlan, VariantSettings, draw_seed
-from saccade.bench.serving.serving_stats import Figures, figures_of, stage_figures
+from saccade.bench.serving.serving_stats import Figures, figures_of, main_figures, stage_figures
 from saccade.bench.serving.serving_target import (
     Reading,
     TargetFacts,
@@ -51,6 +51,10 @@ class Shown:
 
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False)
+
+    def tell(self, text: str) -> None:
+        """Shows figures in one line, as soon as they are known."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def counting(self, total: int) -> Iterator[Callable[[Outcome], None]]:
@@ -163,14 +167,20 @@ class Target:
         caches = cache_use(before, after, outcomes, prompts, self.template_tokens)
         return Passage(samples, outcomes, duration_s, before, after, caches)
 
-    async def finish(self, name: str, passages: Sequence[Passage], words: WordList, content: str) -> ServingRun:
+    async def retokenized(self, passages: Sequence[Passage], words: WordList) -> int | None:
+        """The tokens of all answers, counted by the server's tokenizer if it has an endpoint for that."""
+        if not words.is_counted and not self.plan.is_file:
+            return None
+        texts = [outcome.text for passage in passages for outcome in passage.outcomes if outcome.is_ok]
+        return await retokenize(self.client, self.facts.model, texts)
+
+    def finish(
+        self, name: str, passages: Sequence[Passage], words: WordList, content: str, retokenized: int | None
+    ) -> ServingRun:
         """Combines all passages into one run."""
         plan, output = self.plan, self.plan.output
         samples, outcomes, duration_s = joined(passages)
         good = [outcome for outcome in outcomes if outcome.is_ok]
-        can_count = words.is_counted or plan.is_file
-        texts = [outcome.text for outcome in good]
-        retokenized = await retokenize(self.client, self.facts.model, texts) if can_count else None
         figures = figures_of(
             outcomes,
             samples,
@@ -214,16 +224,18 @@ def joined(passages: Sequence[Passage]) -> tuple[list[WorkloadRequest], list[Out
     return samples, outcomes, clock_s
 
 
-def run_variants(plan: ServingPlan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
-    """Starts one server after the other, each alone on the machine, for the same requests."""
-    runs = []
+def run_variants(
+    plan: ServingPlan, variants: VariantSettings, shown: Shown, keep: Callable[[ServingRun], None]
+) -> None:
+    """Starts one server after the other, each alone on the machine, for the same requests. `keep` gets every run as
+    soon as it is finished."""
     for name, flags in variants.flags_by_name().items():
         shown.say(f"starting {name or 'a server'} {flags}".rstrip())
         with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
             made = run_serving(replace(plan, target=replace(plan.target, base_url=server.url)), shown, name=name)
-        made.environment.update(serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s)
-        runs.append(made)
-    return runs
+            made.environment.update(serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s)
+            keep(made)
+            shown.tell(f"{made.name or 'finished'}: {main_figures(made.figures)}")
 
 
 def run_serving(plan: ServingPlan, shown: Shown, *, name: str = "") -> ServingRun:
@@ -243,7 +255,8 @@ async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
             shown.say(f"warming up with {count} requests")
             await target.warm_up(await warm_up_prompts(plan, words, count, skip=workload.num_prompts))
         passage = await target.take(prompts, workload.seed, shown)
-        return await target.finish(name, [passage], words, digest_of(prompts))
+        retokenized = await target.retokenized([passage], words)
+        return target.finish(name, [passage], words, digest_of(prompts), retokenized)
 
 
 async def warm_up_prompts(plan: ServingPlan, words: WordList, count: int, *, skip: int) -> list[WorkloadPrompt]:

@@ -37,7 +37,7 @@ class OutputSettings:
     save_result: bool = setting(False, "write the figures to a JSON file")
     save_detailed: bool = setting(False, "also write every request to that file")
     result_dir: str = setting("", "folder for the JSON file")
-    result_filename: str = setting("", "name of the JSON file; by default backend, rate and time")
+    result_filename: str = setting("", "name of the JSON file, also as --json; by default backend, rate and time")
     report: str = setting("", "HTML file to write: a single self-contained file")
     compare: str = setting("", "JSON file of an earlier run to compare with")
     label: str = setting("", "name of this run in reports")

@@ -17,6 +17,12 @@ PREPARED = FRONT[1:]
 SUMS = ("prepare", "total", "first_token")
 PREPARE_REST, SERVER_REST, CLIENT_REST = "wait for a thread", "rest of the server", "client and network"
 SGLANG_NAMES = {"e2el": "e2e_latency"}  # where its name differs
+MAIN = (
+    ("{:.2f} requests/s", "request_throughput"),
+    ("mean TTFT {:.1f} ms", "mean_ttft_ms"),
+    ("{:.2f} ms a token", "mean_tpot_ms"),
+    ("p99 between tokens {:.1f} ms", "p99_itl_ms"),
+)
 
 
 def figures_of(
@@ -50,6 +56,12 @@ def figures_of(
         figures |= spread(metric, values_ms(good, metric), percentiles)
     figures["errors_by_kind"] = dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common())
     return figures
+
+
+def main_figures(figures: Figures) -> str:
+    """The main figures in one line. Those that a run does not have, such as times between tokens, are left out."""
+    parts = [form.format(figures[key]) for form, key in MAIN if figures[key]]
+    return ", ".join([*parts, *([f"{figures['failed']} failed"] if figures["failed"] else [])])
 
 
 def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadRequest], duration_s: float) -> Figures:
