@@ -10,8 +10,8 @@ import torch
 
 from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
-from saccade.execution.device_lap import DeviceLap, now
 from saccade.execution.executor import DeviceTicket
+from saccade.execution.pass_timer import DeviceLap, now
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine

@@ -18,10 +18,9 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
-from saccade.execution.device_lap import DeviceLap, now
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
-from saccade.execution.pass_timer import PassTimer
+from saccade.execution.pass_timer import DeviceLap, PassTimer, now
 from saccade.execution.pooled_rows import Pooling
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState

@@ -12,7 +12,7 @@ import torch
 
 from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
-from saccade.execution.device_lap import DeviceLap, now
+from saccade.execution.pass_timer import DeviceLap, now
 from saccade.execution.pixels import new_pixels, warm_up_picture
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase

@@ -1,4 +1,4 @@
-"""A lane records graphs that share one memory pool, and therefore run one after another."""
+"""A lane records graphs that share one memory pool, and therefore run one after another: one user at a time."""
 
 import gc
 import threading
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from saccade.errors import GraphError
 from saccade.graphs.cuda_nodes import CudaPiece
 from saccade.graphs.nodes import Recording
 from saccade.graphs.recorded import RecordedLane
@@ -16,6 +17,9 @@ from saccade.graphs.recorded import RecordedLane
 # torch keeps allocations up to this size apart. Larger ones need no reserve, because they fit where a larger one was.
 SMALL_BYTES = 2**20
 NUM_SMALL = 16  # small temporaries alive at once in a body
+_RULE = (
+    "a graph has one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
+)
 
 
 class CudaLane:
@@ -115,3 +119,24 @@ Lane = CudaLane | RecordedLane
 
 def lane_for(device: torch.device) -> Lane:
     return CudaLane(device) if device.type == "cuda" else RecordedLane()
+
+
+class OneUser:
+    """Guards the lane and the buffers of a phase. A thread that holds the lane may run other phases of it, but not the
+    same phase again from the consumer of its outputs. A second user is refused, not queued, because it would find the
+    buffers changed."""
+
+    def __init__(self, phase: str, lane: Lane) -> None:
+        self._phase, self._lane, self._buffers = phase, lane, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lane.lock.acquire(blocking=False):
+            raise GraphError(f"{self._phase} shares memory with a pass that runs in another thread; {_RULE}")
+        if not self._buffers.acquire(blocking=False):
+            self._lane.lock.release()
+            raise GraphError(f"{self._phase} was entered again by the consumer of its own outputs; {_RULE}")
+        self._lane.num_uses += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._buffers.release()
+        self._lane.lock.release()

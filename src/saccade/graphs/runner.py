@@ -19,8 +19,7 @@ from saccade.graphs.arena import Arena, Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.frame import Frame, run_body
-from saccade.graphs.lane import Lane, lane_for
-from saccade.graphs.one_user import OneUser
+from saccade.graphs.lane import Lane, OneUser, lane_for
 from saccade.graphs.phase import Outputs, Phase
 from saccade.graphs.stats import GraphStats
 from saccade.graphs.watched import Watched
