@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,15 @@ def test_run_uses_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.C
     words = ["hello", *named] if place == "behind" else [*named, "hello"]
     assert main(["run", *words]) == 2
     assert missing in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", [[], [""], [" \n"]])
+def test_run_needs_a_prompt_where_nobody_types(
+    prompt: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(" "))
+    assert main(["run", *prompt]) == 2
+    assert "no prompt was given" in capsys.readouterr().err
 
 
 def test_run_names_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
