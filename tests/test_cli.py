@@ -121,6 +121,12 @@ def test_run_uses_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.C
     assert missing in capsys.readouterr().err
 
 
+def test_a_model_left_empty_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("model:")
+    assert main(["run", "hello", "--config", str(tmp_path / "run.yaml")]) == 2
+    assert "run.yaml: model: None is a NoneType, which the setting cannot hold" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("prompt", [[], [""], [" \n"]])
 def test_run_needs_a_prompt_where_nobody_types(
     prompt: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
