@@ -230,7 +230,8 @@ class Processor:
         ids = _token_ids(token_ids)
         taken = set(_placeholder_ids(self.placeholders)).intersection(ids.tolist())
         if taken:
-            raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
+            message = f"the prompt has placeholder tokens {sorted(taken)} but no media"
+            raise RequestError(message, param="prompt", code="media_mismatch")
         return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:
