@@ -12,6 +12,7 @@ from PIL import Image
 
 from saccade import LLM, SamplingParams, __version__
 from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS
+from saccade.cli import bench as cli_bench
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -90,6 +91,26 @@ def test_bench_graphs_picks_sizes_for_the_device_and_says_what_it_does(
     told = capsys.readouterr()
     assert {line.split()[1] for line in told.out.splitlines() if "piecewise │" in line} == {"16", "24"}
     assert "weights of size tiny on cpu" in told.err.splitlines() and "tokens=24" in told.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["bench graphs", "bench offline", "bench vision", "bench allreduce", "bench startup", "bench soak", "eval"],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bench, "stages", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.serving.serving_command.run_startup_bench", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.soak.soak_command.stages", _nothing_runs)
+    monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)
+    for path, reason in ((tmp_path / "no" / "x.json", "its folder does not exist"), (tmp_path, "it is a folder")):
+        assert main([*command.split(), "--json", str(path)]) == 2
+        assert f"{path} cannot be written: {reason} (--json)" in capsys.readouterr().err
+
+
+def _nothing_runs(*given: Any, **named: Any) -> Any:
+    raise AssertionError("it runs")
 
 
 def test_an_unknown_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
