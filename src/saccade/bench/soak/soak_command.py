@@ -29,7 +29,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
     check_json_file(settings.json)
     with stages(Console(stderr=True), "starting") as say:
         if settings.url:
-            address = ServerAddress.of(settings.url)
+            address = ServerAddress.of(settings.url, "--url")
             report = asyncio.run(Soak(settings.url, settings, listener(address.host, address.port), say).run())
         else:
             report = _with_server(model, settings, say)
