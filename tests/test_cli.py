@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from PIL import Image
 
 from saccade import LLM, SamplingParams, __version__
 from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS
+from saccade.cli import bench as cli_bench
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -91,6 +93,26 @@ def test_bench_graphs_picks_sizes_for_the_device_and_says_what_it_does(
     assert "weights of size tiny on cpu" in told.err.splitlines() and "tokens=24" in told.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["bench graphs", "bench offline", "bench vision", "bench allreduce", "bench startup", "bench soak", "eval"],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bench, "stages", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.serving.serving_command.run_startup_bench", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.soak.soak_command.stages", _nothing_runs)
+    monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)
+    for path, reason in ((tmp_path / "no" / "x.json", "its folder does not exist"), (tmp_path, "it is a folder")):
+        assert main([*command.split(), "--json", str(path)]) == 2
+        assert f"{path} cannot be written: {reason} (--json)" in capsys.readouterr().err
+
+
+def _nothing_runs(*given: Any, **named: Any) -> Any:
+    raise AssertionError("it runs")
+
+
 def test_an_unknown_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "graphs", "--size", "70b"]) == 2
     assert "size is '70b'; known are 8b, tiny (--size)" in capsys.readouterr().err
@@ -118,6 +140,21 @@ def test_run_uses_the_model_of_a_flag_or_a_file(tmp_path: Path, capsys: pytest.C
     words = ["hello", *named] if place == "behind" else [*named, "hello"]
     assert main(["run", *words]) == 2
     assert missing in capsys.readouterr().err
+
+
+def test_a_model_left_empty_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("model:")
+    assert main(["run", "hello", "--config", str(tmp_path / "run.yaml")]) == 2
+    assert "run.yaml: model: None is a NoneType, which the setting cannot hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", [[], [""], [" \n"]])
+def test_run_needs_a_prompt_where_nobody_types(
+    prompt: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(" "))
+    assert main(["run", *prompt]) == 2
+    assert "no prompt was given" in capsys.readouterr().err
 
 
 def test_run_names_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

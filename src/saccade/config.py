@@ -42,6 +42,12 @@ def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
     return (os.environ if variables is None else variables).get("OPENAI_API_KEY", "")
 
 
+def check_sent_key(key: str, flag: str) -> None:
+    """Refuses a key that an HTTP header cannot carry, such as one with a line break at its end."""
+    if any(not char.isprintable() or ord(char) > 0xFF for char in key):  # headers are Latin-1
+        raise ConfigError(f"the key has characters that an HTTP header cannot carry ({flag})")
+
+
 KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "TRITON_CACHE_DIR")
 KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"

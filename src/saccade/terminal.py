@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from saccade.errors import ConfigError
 
 NARROW, WIDEST = 60, 10_000
 
@@ -30,6 +33,28 @@ def warn(text: str) -> None:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def check_json_file(path: str) -> None:
+    """Refuses the file of --json before minutes of work, not after. An empty path asks for none."""
+    file = Path(path)
+    if path and file.is_dir():
+        raise _not_written(path, "it is a folder")
+    if path and not file.parent.is_dir():
+        raise _not_written(path, "its folder does not exist")
+    if path and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise _not_written(path, "this user may not write there")
+
+
+def save_json(value: Any, path: str) -> None:
+    try:
+        Path(path).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _not_written(path, error.strerror) from None
+
+
+def _not_written(path: str, reason: str | None) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {reason} (--json)")
 
 
 def discard_output() -> None:

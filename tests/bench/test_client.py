@@ -15,6 +15,7 @@ from saccade.bench.load.client import Client, arrivals, drive, run
 from saccade.bench.load.client_connection import ServerAddress
 from saccade.bench.load.client_reply import Outcome, ReplyReader
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings
+from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.errors import ConfigError
 from tests.bench.scripted import (
     BOUND_S,
@@ -361,6 +362,15 @@ def test_addresses() -> None:
         .request("GET", "/x", None, {})
         .startswith(b"GET /x HTTP/1.1\r\nHost: [::1]:443\r\n")
     )
-    for wrong in ("ftp://h", "h:80", "", "http://h:port"):
+    for wrong in ("ftp://h", "h:80", "", "http://h:port", "http://[::1", "http://h/a b", "http://h/\u043a"):
         with pytest.raises(ConfigError, match="address"):
             ServerAddress.of(wrong)
+
+
+@pytest.mark.parametrize("key", ["k\n", "\u043a\u043b\u044e\u0447", "a\0b"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    for kind in (TargetSettings, SoakSettings):
+        with pytest.raises(ConfigError, match="an HTTP header cannot carry") as refused:
+            kind(api_key=key)
+        assert key not in str(refused.value)
+    assert TargetSettings(api_key="sk-1 \u00e9").api_key

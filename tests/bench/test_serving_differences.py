@@ -106,6 +106,7 @@ def test_results_of_other_benchmarks_are_compared_as_far_as_they_tell(tmp_path: 
         "num_prompts": 40,
         "backend": "vllm",
     }
+    told |= dict.fromkeys(("settings", "environment", "warnings", "server_gauges"), "of vLLM's --metadata")
     told |= {"burstiness": 1.0, "model_id": "m", "completed": 40, "total_input_tokens": 90 * 40}
     (tmp_path / "x.json").write_text(json.dumps(told))
     lines = differences(load(str(tmp_path / "x.json")), result())

@@ -313,6 +313,8 @@ def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out MODEL" in capsys.readouterr().err
     assert main(["bench", "soak", "--url", "http://127.0.0.1:1"]) == 2
     assert "does not answer /v1/models" in capsys.readouterr().err
+    assert main(["bench", "soak", "--url", "here"]) == 2
+    assert "'here' is no address of a server; write http://HOST:PORT (--url)" in capsys.readouterr().err
 
 
 def test_the_server_of_the_bundled_model_passes(tmp_path: Path) -> None:

@@ -217,10 +217,28 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
     assert len(made(settings)) == 5
 
 
+def test_a_line_of_a_file_ends_only_with_a_line_break(tmp_path: Path) -> None:
+    """Texts of the web have Unicode's own line separators, which JSON need not escape."""
+    texts = ["one\u2028two", "three\u0085four"]
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text, "images": None}, ensure_ascii=False) for text in texts))
+    settings = replace(SMALL, dataset_name="custom", dataset_path=str(path), num_prompts=2)
+    assert [json.loads(sample.body)["messages"][0]["content"] for sample in made(settings)] == texts
+
+
+def test_empty_conversations_of_a_file_are_left_out(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "hello"}]
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([{"id": "a", "conversations": []}, {"id": "b", "conversations": turns}]))
+    settings = replace(SMALL, dataset_name="sharegpt", dataset_path=str(path), num_prompts=2)
+    assert [json.loads(sample.body)["messages"][0]["content"] for sample in made(settings)] == ["hello"] * 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *("", "{", "[1]", '{"other": 1}', '{"prompt": "x", "images": ["missing.png"]}'),
+        *('{"conversations": []}', '{"conversations": [5]}', '{"prompt": "x", "images": "a.png"}'),
         *('{"prompt": "x", "output_len": "y"}', '{"prompt": "x", "output_len": -1}'),
     ],
 )

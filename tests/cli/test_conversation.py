@@ -88,6 +88,20 @@ def test_what_is_refused_is_not_part_of_the_conversation(typed: Typed, capsys: p
         assert part in told
 
 
+def test_ctrl_c_while_an_image_is_fetched_does_not_end_the_conversation(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fetch(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prompt_parts, "_fetch", fetch)
+    asked = Asked()
+    typed("hello", f"What is {ADDRESS} ?", f"/image {ADDRESS}", "again")
+    TerminalChat(asked, []).run()
+    assert [message["content"] for message in asked.messages[-1]] == [text("hello"), "answer 1", text("again")]
+    assert capsys.readouterr().err.count("(stopped)") == 2
+
+
 def test_history_outlasts_a_conversation(tmp_path: Path) -> None:
     readline = pytest.importorskip("readline")
     file = tmp_path / "history"

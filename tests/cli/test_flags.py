@@ -49,12 +49,15 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5K", 1536), ("2M", 2**21)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5K", 1536), ("2M", 2**21), ("2.01k", 2010), ("1.001m", 1_001_000)],
+)
 def test_human_integers(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "8q", "1.5", "0.3k1"])
+@pytest.mark.parametrize("text", ["", "k", "8q", "1.5", "0.3k1", "1.0005k", "1.0e999"])
 def test_what_is_no_integer_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         human_int(text)

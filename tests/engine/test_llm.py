@@ -209,8 +209,9 @@ def test_a_missing_file_is_named(llm: LLM, name: str) -> None:
         (5, np.int32(6), 7),
         torch.tensor([5, 6, 7]),
         {"prompt_token_ids": np.array([5, 6, 7])},
+        {"prompt_token_ids": [5, 6, 7], "cache_salt": "mine", "mm_processor_kwargs": None},
     ],
-    ids=["int64", "uint8", "list", "tuple", "torch", "mapping"],
+    ids=["int64", "uint8", "list", "tuple", "torch", "mapping", "mapping of vLLM"],
 )
 def test_token_ids_may_be_arrays(llm: LLM, ids: Any) -> None:
     [expected] = llm.generate([5, 6, 7], GREEDY, progress=False)
@@ -238,6 +239,12 @@ def test_token_ids_may_be_arrays(llm: LLM, ids: Any) -> None:
         {"prompt": "a", "multi_modal_data": 5},
         {"prompt": "a", "multi_modal_data": [5]},
         {"prompt": "a", "multi_modal_data": {"audio": b""}},
+        {"prompt": "<|image_pad|>", "multi_modal_dta": {"image": b""}},
+        {"prompt": "a", "mm_processor_kwargs": {"max_pixels": 64}},
+        torch.tensor([1.5], requires_grad=True),
+        torch.tensor([1.0], dtype=torch.bfloat16),
+        torch.tensor(5),
+        np.array(5),
         5,
         None,
         [None],

@@ -120,6 +120,19 @@ def test_transparent_grey_and_palette_images_are_flattened_on_white() -> None:
     assert (load_image(encode(palette, "GIF", transparency=1), LIMITS)[indices == 1] == 255).all()
 
 
+def test_transparency_is_the_same_in_all_modes_of_a_pillow_image() -> None:
+    """Pillow's own colour reduction keeps alpha in the palette, and says so nowhere else."""
+    image = Image.new("RGBA", (9, 8), (200, 0, 0, 0))
+    image.paste((0, 0, 255, 255), (2, 2, 5, 6))
+    image.paste((0, 255, 0, 128), (5, 2, 7, 6))
+    expected = load_image(image, LIMITS)
+    reduced = image.quantize(16)
+    for other in (reduced, reduced.convert("PA"), image.convert("RGBa")):
+        assert levels(load_image(other, LIMITS), expected) <= 1
+    grey = image.convert("LA")
+    assert levels(load_image(grey.convert("La"), LIMITS), load_image(grey, LIMITS)) <= 1
+
+
 def test_sixteen_bit_grey_is_scaled_with_rounding() -> None:
     values = np.array([[0, 1, 128, 129, 257, 300, 32767, 65279, 65407, 65534, 65535]], dtype=np.uint16)
     expected = np.rint(values / 257).astype(np.uint8)

@@ -342,6 +342,14 @@ def test_expanded_placeholders_must_match_the_features(folders: dict[str, Path])
             place_media([token for token in ids if token is not None], prompt.media, settings)
 
 
+def test_placeholder_ids_without_media_are_an_error_of_the_prompt(folders: dict[str, Path]) -> None:
+    processor = Processor.from_folder(folders["qwen3_vl"])
+    assert processor.placeholders is not None
+    with pytest.raises(RequestError, match="but no media") as refused:
+        processor.tokens([1, processor.placeholders.image_token_id])
+    assert refused.value.param == "prompt"
+
+
 def test_raw_text_may_use_special_tokens(folders: dict[str, Path]) -> None:
     processor = Processor.from_folder(folders["qwen3_vl"])
     turn = "<|im_start|>user\nhi<|im_end|>\n"

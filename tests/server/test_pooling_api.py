@@ -27,6 +27,7 @@ from tests.server.sdk import with_openai
 
 CLOSE = 1e-4
 EMBED, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
+BROKEN_IMAGE = {"image": "data:image/png;base64,AA"}
 
 
 class Rig:
@@ -239,8 +240,10 @@ class TestRanking:
             (RERANK, {"query": "a", "documents": ["a", "b" * 600]}, "documents[1]", "tokens"),
             (RERANK, {"query": "a", "documents": ["a", "b"], "top_n": 0}, "top_n", "at least 1"),
             (RERANK, {"query": "a", "documents": ["a", "b"], "stream": True}, "stream", "not supported"),
-            (RERANK, {"query": "a", "documents": ["a", {"image": "data:image/png;base64,AA"}]}, "documents[1]", ""),
+            (RERANK, {"query": "a", "documents": ["a", BROKEN_IMAGE]}, "documents[1]", ""),
             (RERANK, {"query": "a", "documents": ["a", {"image": "http://x/y"}]}, "documents[1]", ""),
+            (RERANK, {"query": BROKEN_IMAGE, "documents": ["a", "b"]}, "query", "image"),
+            (SCORE, {"text_1": ["a", BROKEN_IMAGE], "text_2": ["a", "b"]}, "text_1[1]", "image"),
         ],
     )
     def test_errors_name_the_field(self, rig: Rig, path: str, body: Any, param: str, said: str) -> None:

@@ -41,6 +41,8 @@ class TerminalChat:
                     return
             except (ConfigError, RequestError) as refused:
                 sys.stderr.write(f"saccade: {refused}\n")
+            except KeyboardInterrupt:  # while an image is fetched; answers end by themselves
+                sys.stderr.write("\n(stopped)\n")
 
     def _take(self, text: str) -> bool:
         """Handles an entry; returns False if the conversation is over."""

@@ -131,7 +131,7 @@ class Parser(ArgumentParser):
             name = str(key).replace("-", "_")
             name = self.aliases.get(name, name)
             if name in ("model", "model_path") and self.max_words:
-                values["model"] = str(value)
+                values["model"] = _read(f"{path}: {key}", lambda v: read_value(str, v), value)
             elif name in self.kinds:
                 kind = self.kinds[name]
                 values[name] = _read(f"{path}: {key}", lambda v, kind=kind: read_value(kind, v), value)

@@ -58,7 +58,7 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     model, prompt = _model_and_prompt(flags.words, getattr(flags, "model", ""))
     content: list[Part] = getattr(flags, "media", [])
-    first = fetched(content + parts_of(prompt)) if prompt else None
+    first = fetched(content + parts_of(prompt)) if prompt.strip() else None
     if first is None and not sys.stdin.isatty():
         raise ConfigError("no prompt was given: saccade run [MODEL] PROMPT")
     answer = settings_from(flags, AnswerSettings)

@@ -5,6 +5,7 @@ import ssl
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
+from http.client import InvalidURL
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -13,7 +14,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from rich.console import Console
 
 from saccade.cli.parser import Parser, settings_from
-from saccade.config import setting
+from saccade.config import check_sent_key, setting
 from saccade.errors import ConfigError, SaccadeError
 from saccade.wire.trace_records import MAX_TRACE_S
 
@@ -34,6 +35,7 @@ class TraceSettings:
             raise ConfigError(f"seconds is {self.seconds:g}; allowed are up to {MAX_TRACE_S:g} (--seconds)")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"url is {self.url}; it must begin with http:// or https:// (--url)")
+        check_sent_key(self.admin_api_key, "--admin-api-key")
 
 
 def new_parser(name: str) -> Parser:
@@ -73,8 +75,8 @@ def run(flags: Namespace) -> int:
 def fetch(asked: TraceSettings) -> str:
     """Returns the trace as text. Raises with the reason if the server refuses or cannot be reached."""
     headers = {"Authorization": f"Bearer {asked.admin_api_key}"}
-    request = Request(f"{asked.url.rstrip('/')}/trace?seconds={asked.seconds:g}", headers=headers)
     try:
+        request = Request(f"{asked.url.rstrip('/')}/trace?seconds={asked.seconds:g}", headers=headers)
         with build_opener(ProxyHandler({})).open(request, timeout=asked.seconds + ANSWER_S) as reply:
             return str(reply.read().decode())
     except HTTPError as error:
@@ -82,6 +84,8 @@ def fetch(asked: TraceSettings) -> str:
     except (URLError, OSError, ssl.SSLError) as error:
         reason = getattr(error, "reason", error)
         raise SaccadeError(f"{asked.url} cannot be reached: {reason} (--url)") from None
+    except (ValueError, InvalidURL) as error:
+        raise SaccadeError(f"{asked.url} is no address of a server: {error} (--url)") from None
 
 
 def _reason(error: HTTPError) -> str:

@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from enum import Enum
+from fractions import Fraction
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -16,8 +17,9 @@ Reader = Callable[[str], Any]
 def human_int(text: str) -> int:
     """Parses an integer with an optional suffix: k, m, g for powers of 1000, K, M, G for powers of 1024."""
     number, scale = (text[:-1], _SCALES[text[-1]]) if text[-1:] in _SCALES else (text, 1)
+    is_fraction = "." in number and "e" not in number.lower()
     try:
-        value = float(number) * scale if "." in number else int(number) * scale
+        value = (Fraction(number) if is_fraction else int(number)) * scale  # 2.01k is 2010, but not as a float
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is not an integer such as 8192, 8k (8000) or 8K (8192)") from None
     if value != int(value):

@@ -56,6 +56,7 @@ from saccade.inputs.text.rank_prompts import (
     RANKING_ROLES,
     Content,
     has_ranking_roles,
+    naming_sides,
     rank_messages,
 )
 from saccade.inputs.text.special_tokens import Segment, plain_segments, special_pattern
@@ -165,19 +166,21 @@ class Processor:
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """Asks whether a document matches a query, with the checkpoint's template or else the published one."""
+        """Asks whether a document matches a query, with the checkpoint's template or else the published one. Errors
+        about parts name the `query` or the `document`."""
         template = self.template or self._ranking_template
         has_roles = has_ranking_roles(template.source)
         has_vision = self.images is not None and self.template is not None
         messages = rank_messages(query, document, instruction, has_roles=has_roles, has_vision=has_vision)
         check_messages(messages, allowance)
-        rendered = template.render(
-            messages,
-            variables=NO_THINKING,
-            check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
-            roles=RANKING_ROLES if has_roles else ROLES,
-        )
-        return self._from_rendered(_fill_sources(rendered, ()), images, allowance)
+        with naming_sides(messages, query):
+            rendered = template.render(
+                messages,
+                variables=NO_THINKING,
+                check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
+                roles=RANKING_ROLES if has_roles else ROLES,
+            )
+            return self._from_rendered(_fill_sources(rendered, ()), images, allowance)
 
     @cached_property
     def _ranking_template(self) -> ChatTemplate:
@@ -227,7 +230,8 @@ class Processor:
         ids = _token_ids(token_ids)
         taken = set(_placeholder_ids(self.placeholders)).intersection(ids.tolist())
         if taken:
-            raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
+            message = f"the prompt has placeholder tokens {sorted(taken)} but no media"
+            raise RequestError(message, param="prompt", code="media_mismatch")
         return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:

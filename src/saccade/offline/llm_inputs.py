@@ -23,6 +23,8 @@ from saccade.inputs.text.chat_messages import find_sources, with_sources
 from saccade.wire.sampling_params import SamplingParams
 
 MAX_SHOWN = 80  # characters of a missing file's name
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
+_HARMLESS_KEYS = ("cache_salt", "multi_modal_uuids")  # of vLLM; they only decide what its caches share
 _TEMPLATE_OPTIONS = {  # by their names in `Processor.chat`
     "tools": "tools",
     "add_generation_prompt": "add_generation_prompt",
@@ -36,7 +38,7 @@ _TEMPLATE_OPTIONS = {  # by their names in `Processor.chat`
 def list_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping) or _is_ids(prompts):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise _not_a_prompt(prompts)
     return list(prompts)
 
@@ -71,6 +73,7 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
         return processor.tokens(_ids(prompt))
     if not isinstance(prompt, Mapping):
         raise _not_a_prompt(prompt)
+    _check_keys(prompt)
     given = prompt.get("multi_modal_data")
     if "prompt_token_ids" in prompt:
         if given:
@@ -83,6 +86,15 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
     opened = [(kind, _with_path(source)) for kind, source in media]
     with _naming_files({f"media[{i}]": source for i, (_, source) in enumerate(opened)}):
         return processor.text(text, media=opened)
+
+
+def _check_keys(prompt: Mapping[Any, Any]) -> None:
+    """A misspelt key would leave out the images, and vLLM's mm_processor_kwargs would change their sizes."""
+    for key, value in prompt.items():
+        is_empty = value is None or (isinstance(value, Mapping) and not value)
+        if key not in (*_PROMPT_KEYS, *_HARMLESS_KEYS) and not is_empty:
+            known = ", ".join(_PROMPT_KEYS)
+            raise RequestError(f"a prompt given as a mapping has {key!r}; it takes {known}", param="prompt")
 
 
 def read_template_options(given: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -188,7 +200,7 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _ids(tokens: Any) -> Any:
-    return tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
+    return tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens
 
 
 def _not_a_prompt(found: Any) -> RequestError:

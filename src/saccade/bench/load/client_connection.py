@@ -23,14 +23,16 @@ class ServerAddress:
     prefix: str  # comes before every path
 
     @classmethod
-    def of(cls, url: str) -> "ServerAddress":
-        parts = urlsplit(url)
+    def of(cls, url: str, flag: str = "--base-url") -> "ServerAddress":
+        problem = ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT ({flag})")
         try:
-            port, is_sane = parts.port, parts.scheme in ("http", "https") and bool(parts.hostname)
+            parts = urlsplit(url)
+            port = parts.port
         except ValueError:
-            port, is_sane = None, False
-        if not is_sane or not parts.hostname:
-            raise ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT (--base-url)")
+            raise problem from None
+        is_plain_path = parts.path.isascii() and " " not in parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain_path:
+            raise problem
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.config import setting
+from saccade.config import check_sent_key, setting
 from saccade.errors import ConfigError
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -56,6 +56,7 @@ class TargetSettings:
         check_at_least(self, {"port": 1})
         if not self.request_timeout_s > 0:
             raise ConfigError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0")
+        check_sent_key(self.api_key, "--api-key")
         self.extra_fields()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -18,6 +18,7 @@ from saccade.bench.load.workload_images import Size, draw_size, make_images, par
 from saccade.bench.load.workload_text import WordList
 from saccade.errors import ConfigError
 
+T = TypeVar("T")
 Part = dict[str, Any]
 OUTPUT_NAMES = ("output_tokens", "output_len", "max_tokens", "max_completion_tokens")
 LINKS = ("http://", "https://", "data:", "file://")
@@ -152,17 +153,21 @@ def _content(parts: list[Part], text: str) -> str | list[Part]:
 
 
 def _read_entries(settings: WorkloadSettings, skip: int) -> Iterator[dict[str, Any]]:
-    """Reads `num_prompts` entries after the first `skip`, starting over when the file ends."""
+    """Reads `num_prompts` entries after the first `skip`, starting over when the file ends. ShareGPT's file has
+    conversations without a turn, which are left out."""
     path = Path(settings.dataset_path)
     try:
         text = path.read_text(encoding="utf-8").strip()
         is_list = text.startswith("[")
-        lines = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+        lines = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON lines or a JSON list: {error} (--dataset-path)") from None
     if not lines or not all(isinstance(line, dict) for line in lines):
         raise ConfigError(f"{path} has no requests; every line is a JSON object (--dataset-path)")
-    return islice(cycle(lines), skip % len(lines), skip % len(lines) + settings.num_prompts)
+    asked = [line for line in lines if line.get("conversations") != [] or "prompt" in line or "messages" in line]
+    if not asked:
+        raise ConfigError(f"{path} has no requests; all of its conversations are empty (--dataset-path)")
+    return islice(cycle(asked), skip % len(asked), skip % len(asked) + settings.num_prompts)
 
 
 def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPrompt:
@@ -174,14 +179,22 @@ def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPro
         )
     prompt = entry.get("prompt")
     if prompt is None:
-        prompt = next((turn.get("value") for turn in entry.get("conversations", ())), None)
+        prompt = next((turn.get("value") for turn in _listed(entry, "conversations", dict)), None)
     if isinstance(entry.get("messages"), list):
         return WorkloadPrompt(prompt if isinstance(prompt, str) else [], most, messages=entry["messages"])
     if not isinstance(prompt, str):
         raise ConfigError("an entry needs messages (chat backends), a prompt or conversations (--dataset-path)")
-    links = [_link(name, Path(settings.dataset_path).parent) for name in entry.get("images", ())]
+    links = [_link(name, Path(settings.dataset_path).parent) for name in _listed(entry, "images", str)]
     parts: list[Part] = [{"type": "image_url", "image_url": {"url": link}} for link in links]
     return WorkloadPrompt(_content(parts, prompt), most)
+
+
+def _listed(entry: dict[str, Any], name: str, kind: type[T]) -> list[T]:
+    found = entry.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+        wanted = "names" if kind is str else "objects"
+        raise ConfigError(f"{name} of an entry must be a list of {wanted} (--dataset-path)")
+    return found
 
 
 def _link(name: str, folder: Path) -> str:

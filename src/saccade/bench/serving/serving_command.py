@@ -1,6 +1,5 @@
 """`saccade bench serve` and `saccade bench startup`: runs, prints, saves and compares, and returns the exit code."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, ru
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
 from saccade.bench.serving.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError, SaccadeError
-from saccade.terminal import print_table
+from saccade.terminal import check_json_file, print_table, save_json
 
 EXIT_FAILED_REQUESTS = 1
 
@@ -167,9 +166,9 @@ def _write_page(text: str, output: OutputSettings, console: Console) -> None:
 
 
 def bench_startup(model: str, settings: StartupBenchSettings, console: Console) -> int:
+    check_json_file(settings.json)
     starts = run_startup_bench(model, settings, Shown(Console(stderr=True)))
     print_startup(starts, console)
     if settings.json:
-        data = {"starts": [asdict(start) for start in starts]}
-        Path(settings.json).write_text(json.dumps(data, indent=1), encoding="utf-8")
+        save_json({"starts": [asdict(start) for start in starts]}, settings.json)
     return EXIT_FAILED_REQUESTS if any(start.failures for start in starts) else 0

@@ -30,7 +30,8 @@ COMPARED = (
     ("duration s", "duration", LOWER),
 )
 SAME = 0.02  # a smaller change is noise
-
+# vLLM writes what its user says about a run (--metadata) beside the figures, under any name.
+_OWN_KINDS = {"settings": dict, "environment": dict, "server_gauges": dict, "warnings": list}
 
 COLOURS = {"better": "green", "worse": "red", "": "default"}
 Named = Sequence[tuple[str, Mapping[str, Any]]]
@@ -91,11 +92,13 @@ def load(path: str) -> dict[str, Any]:
 
 
 def _with_our_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang has e2e_latency for e2el and total_throughput for total_token_throughput."""
+    """SGLang has e2e_latency for e2el and total_throughput for total_token_throughput. Leaves out what has only a
+    name of ours."""
     renamed = {key.replace("_e2e_latency_ms", "_e2el_ms"): value for key, value in data.items()}
     if "total_throughput" in data:
         renamed.setdefault("total_token_throughput", data["total_throughput"])
-    return {**renamed, **data}
+    found = {**renamed, **data}
+    return {key: value for key, value in found.items() if isinstance(value, _OWN_KINDS.get(key, object))}
 
 
 def _details(run: ServingRun) -> dict[str, Any]:

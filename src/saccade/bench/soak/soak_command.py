@@ -1,10 +1,8 @@
 """`saccade bench soak`: starts or finds a server, runs, prints and saves the report, and returns the exit code."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +14,7 @@ from saccade.bench.soak.soak_samples import listener
 from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.bench.soak.soak_verdict import shown
 from saccade.errors import ConfigError
-from saccade.terminal import print_table, stages
+from saccade.terminal import check_json_file, print_table, save_json, stages
 
 EXIT_FOUND = 1
 HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
@@ -28,15 +26,16 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
         raise ConfigError(
             "a running server already has its model and flags; leave out MODEL and --serve-args, or --url"
         )
+    check_json_file(settings.json)
     with stages(Console(stderr=True), "starting") as say:
         if settings.url:
-            address = ServerAddress.of(settings.url)
+            address = ServerAddress.of(settings.url, "--url")
             report = asyncio.run(Soak(settings.url, settings, listener(address.host, address.port), say).run())
         else:
             report = _with_server(model, settings, say)
     print_soak(report, console)
     if settings.json:
-        _write(report, settings.json)
+        save_json(asdict(report) | {"is_clean": report.is_clean}, settings.json)
     return 0 if report.is_clean else EXIT_FOUND
 
 
@@ -86,11 +85,3 @@ def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None])
         if server.has_ended:
             report.problems.append("the server has exited; its last lines:\n" + "\n".join(server.last))
     return report
-
-
-def _write(report: SoakReport, path: str) -> None:
-    data = asdict(report) | {"is_clean": report.is_clean}
-    try:
-        Path(path).write_text(json.dumps(data, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror} (--json)") from None

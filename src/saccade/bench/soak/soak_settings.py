@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from saccade.bench.load.load_settings import check_at_least
-from saccade.config import setting
+from saccade.config import check_sent_key, setting
 from saccade.errors import ConfigError
 
 MAX_CYCLES, MIN_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
@@ -34,6 +34,7 @@ class SoakSettings:
     def __post_init__(self) -> None:
         check_at_least(self, {"minutes": 0.05, "concurrency": 1, "image_sizes": 1, "sample_s": 0.1})
         check_at_least(self, {"rss_allowance_mib": 0, "seed": 0, "request_timeout_s": 1, "start_timeout_s": 1})
+        check_sent_key(self.api_key, "--api-key")
         check_at_most(self, {"minutes": 1e5, "concurrency": 1024, "image_sizes": 10_000})
 
     @property

@@ -283,8 +283,8 @@ def _in_bands(image: Image.Image, new: NewPixels) -> Pixels:
 def _to_rgb(image: Image.Image) -> Pixels:
     if image.mode.startswith("I"):
         return _from_16_bit(image)
-    if image.mode in _ALPHA_MODES or (image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info):
-        image = image.convert("RGBA")
+    if image.mode in _ALPHA_MODES or (image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data):
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     elif image.mode not in _PLAIN_MODES:

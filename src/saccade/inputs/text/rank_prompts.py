@@ -3,7 +3,8 @@ Qwen3-VL-Reranker were trained, a score compares the logits of "yes" and "no" af
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from saccade.errors import RequestError
@@ -28,6 +29,7 @@ PUBLISHED_TEMPLATE = """{%- for message in messages -%}
 <|im_start|>assistant
 {{ "<think>\\n\\n</think>\\n\\n" }}"""
 _HAS_ROLE = {role: re.compile(rf"""role\b[^%}}]{{0,40}}["']{role}["']""") for role in ("query", "document")}
+_PART = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\]")
 _MEDIA_KEYS = {"video": "video_url", "video_url": "video_url", "image": "image_url", "image_url": "image_url"}
 
 
@@ -54,6 +56,18 @@ def rank_messages(
         task = instruction if instruction is not None else TEXT_INSTRUCTION
         content = f"<Instruct>: {task}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
     return [{"role": "system", "content": JUDGE}, {"role": "user", "content": content}]
+
+
+@contextmanager
+def naming_sides(messages: Sequence[dict[str, Any]], query: Content) -> Iterator[None]:
+    """Errors about a part of the messages name the query or the document that it came from."""
+    try:
+        yield
+    except RequestError as error:
+        if found := _PART.match(error.param or ""):
+            part = messages[int(found[1])]["content"][int(found[2])]
+            error.param = "query" if any(part is one for one in query) else "document"
+        raise
 
 
 def read_content(value: Any, param: str) -> Content:

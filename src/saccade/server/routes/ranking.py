@@ -93,8 +93,9 @@ class RankingRoute(PromptRoute[R]):
                     )
                 )
             except RequestError as error:
-                if (error.param or "").startswith("messages"):
-                    error.param = compared.names[second]
+                sides = {"query": first, "document": second, "messages": second}
+                if error.param in sides:
+                    error.param = compared.names[sides[error.param]]
                 raise
         return tuple(found)
 
