@@ -26,6 +26,7 @@ MAX_SIZE = 2**24  # of a dimension: far above any model, but small enough that a
 MAX_LAYERS = 4096
 MAX_INTEGER = 2**31 - 1
 MAX_SHOWN = 200
+MODELOPT = "hf_quant_config.json"  # older exports of NVIDIA ModelOpt describe their format in this file alone
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -38,14 +39,9 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> "Config":
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+        values = _read_object(path)
+        if values.get("quantization_config") is None and (beside := path.with_name(MODELOPT)).is_file():
+            values["quantization_config"] = {"quant_method": "modelopt"} | _read_object(beside)
         return cls(values, str(path))
 
     def maybe(self, key: str, kind: type[T]) -> T | None:
@@ -244,6 +240,18 @@ def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
             original_max_position=rope.size("original_max_position_embeddings"),
         )
     raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+    return values
 
 
 def _shown(value: Any) -> str:

@@ -16,7 +16,7 @@ from saccade.models.family import Defaults, Family
 from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
 from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
 from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
-from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
+from saccade.models.rename import DECODER_RULES, IGNORED, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
 
 TEXT = {
     "vocab_size": 262_208,
@@ -198,7 +198,7 @@ FAMILY = Family(
         VISION_PREFIXES + TEXT_PREFIXES,
         DECODER_RULES + POST_NORM_RULES + VISION_RULES,
         # The attention pooling head of SigLIP, which the projector replaces.
-        ignored=(r".*\.rotary_emb\..*", r"(model\.)?vision_tower\.(vision_model\.)?head\..*"),
+        ignored=(*IGNORED, r".*\.rotary_emb\..*", r"(model\.)?vision_tower\.(vision_model\.)?head\..*"),
     ),
 )
 
@@ -207,5 +207,5 @@ TEXT_FAMILY = Family(
     model_type="gemma3_text",
     defaults=Defaults(text=TEXT),
     decoder=read_text,
-    renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(r".*\.rotary_emb\..*",)),
+    renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(*IGNORED, r".*\.rotary_emb\..*")),
 )
