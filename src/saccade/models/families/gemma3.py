@@ -64,9 +64,12 @@ def read_text(config: Config) -> DecoderSpec:
         rope=Rope(1.0, None, ()),
     )
     norm = replace(plain.norm, offset=1.0)
-    attention = replace(plain.attention, scale=config.positive("query_pre_attn_scalar") ** -0.5, norm=norm)
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
+    if local.gain != whole.gain:
+        raise ConfigError(f"{config.where}: yarn in some layers only is not supported; use linear, as Gemma-3 does")
+    scale = config.positive("query_pre_attn_scalar") ** -0.5 * whole.gain**2
+    attention = replace(plain.attention, scale=scale, norm=norm)
     return replace(
         plain,
         attention=attention,
