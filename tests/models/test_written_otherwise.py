@@ -25,6 +25,7 @@ from tests.models.prompts import encode, oracle_inputs, positions, request, writ
 Load = Callable[[str], Loaded]
 SMALL = {"vocab_size": 99, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 LINEAR = {"type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 NESTED = {
     "full_attention": {"rope_type": "linear", "factor": 4.0},
@@ -49,6 +50,8 @@ def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes
         {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {}},
         {"partial_rotary_factor": 0.5},
         {"rope_scaling": YARN},
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        {"rope_scaling": LLAMA3, "max_position_embeddings": 700},
         {"rope_scaling": {"type": "yarn", "factor": 2.5}, "max_position_embeddings": 300, "rope_theta": 1e6},
         {"rope_parameters": YARN | {"rope_theta": 5e5, "beta_fast": 8, "beta_slow": 2.5, "truncate": False}},
         {"rope_parameters": YARN | {"beta_fast": 3, "beta_slow": 3}},
@@ -128,7 +131,7 @@ def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("qwen3", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling: rope_type is 'dynamic'"),
+        ("qwen3", {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope_scaling: rope_type is 'longrope'"),
         ("qwen3", {"rope_scaling": YARN | {"factor": 0.5}}, "yarn needs a factor of at least 1"),
         ("gemma3", {"rope_scaling": YARN}, "yarn in some layers only is not supported; use linear"),
         ("qwen3", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),

@@ -238,8 +238,9 @@ def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:
 
 
 def _scaling(rope: Config, config: Config, base: float) -> Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("default", "mrope", "axial"):
+    kind, length = rope.get("rope_type", rope.get("type", "default")), config.get("max_position_embeddings", 1)
+    # "dynamic" changes frequencies only for longer prompts than max_position_embeddings, which are refused.
+    if kind in ("default", "mrope", "axial", "dynamic"):
         return None
     if kind == "linear":
         return LinearScaling(factor=rope.positive("factor"))
@@ -248,16 +249,16 @@ def _scaling(rope: Config, config: Config, base: float) -> Scaling | None:
             factor=rope.positive("factor"),
             low_freq_factor=rope.positive("low_freq_factor"),
             high_freq_factor=rope.positive("high_freq_factor"),
-            original_max_position=rope.size("original_max_position_embeddings"),
+            original_max_position=rope.size("original_max_position_embeddings", length),
         )
     if kind == "yarn":
-        return _yarn(rope, config, base)
-    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3, yarn")
+        return _yarn(rope, length, base)
+    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, dynamic, mrope, linear, llama3, yarn")
 
 
-def _yarn(rope: Config, config: Config, base: float) -> YarnScaling:
+def _yarn(rope: Config, length: int, base: float) -> YarnScaling:
     """As in transformers, a null or a zero counts as absent."""
-    factor, length = rope.positive("factor"), config.get("max_position_embeddings", 1)
+    factor = rope.positive("factor")
     if factor < 1 or base <= 1:
         raise ConfigError(f"{rope.where}: yarn needs a factor of at least 1 and a rope_theta above 1")
     given = {key: rope.positive(key) if rope.get(key, 0.0) else None for key in _YARN_KEYS}
