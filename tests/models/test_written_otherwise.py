@@ -160,6 +160,52 @@ def test_unsupported_configs_are_refused(loaded: Load, name: str, changes: dict[
         read_spec(Config(config))
 
 
+def as_in_4(text: dict[str, Any]) -> dict[str, Any]:
+    """A decoder's config as transformers 4 wrote it."""
+    rope = text["rope_parameters"]
+    others = {key: value for key, value in text.items() if key not in ("rope_parameters", "dtype")}
+    others |= {"torch_dtype": text.get("dtype")}
+    if "full_attention" not in rope:
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        return others | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    whole, local = rope["full_attention"], rope["sliding_attention"]
+    scaling = {key: value for key, value in whole.items() if key != "rope_theta"}
+    bases = {"rope_theta": whole["rope_theta"], "rope_local_base_freq": local["rope_theta"]}
+    return others | bases | {"rope_scaling": scaling}
+
+
+def with_names(text: dict[str, Any], *names: str) -> dict[str, Any]:
+    """With the kind of scaling under these names: "type" came first, then "rope_type", for a while both."""
+    scaling = text["rope_scaling"]
+    others = {key: value for key, value in scaling.items() if key != "rope_type"}
+    return text | {"rope_scaling": others | dict.fromkeys(names, scaling.get("rope_type", "default"))}
+
+
+@pytest.mark.parametrize("names", [("rope_type",), ("type",), ("type", "rope_type")])
+@pytest.mark.parametrize("name", tiny.MAKERS)
+def test_a_config_of_transformers_4_gives_the_same_model(loaded: Load, name: str, names: tuple[str, ...]) -> None:
+    made, model = loaded(name)
+    config = tiny.config_of(made.folder)
+    if "text_config" in config:
+        config["text_config"] = with_names(as_in_4(config["text_config"]), *names)
+    else:
+        config = with_names(as_in_4(config), *names)
+    assert read_spec(Config(config))[1] == model.spec
+
+
+@pytest.mark.parametrize("is_nested_too", [False, True])
+@pytest.mark.parametrize("kind", ["mrope", "default"])
+def test_qwen2_5_vl_may_be_flat(loaded: Load, kind: str, *, is_nested_too: bool) -> None:
+    """As its releases are, and those of transformers 4.52, which also nest it."""
+    made, model = loaded("qwen2_5_vl")
+    config = tiny.config_of(made.folder)
+    text = as_in_4(config.pop("text_config"))
+    text["rope_scaling"] = {"type": kind, "mrope_section": text["rope_scaling"]["mrope_section"]}
+    flat = {key: value for key, value in text.items() if key != "model_type"} | config
+    nested = {"text_config": text} if is_nested_too else {}
+    assert read_spec(Config(flat | nested))[1] == model.spec
+
+
 def test_a_head_tied_in_text_config_is_tied(loaded: Load, tmp_path: Path) -> None:
     """Qwen2.5-VL was once written this way, with a meaningless false at the top level."""
     made, _ = loaded("qwen2_5_vl")

@@ -134,7 +134,10 @@ def _ropes(config: Config) -> tuple[Rope, Rope]:
             f"{config.where}: rope_parameters names {', '.join(given.values)}; the keys allowed for Gemma-3 are "
             f"sliding_attention and full_attention, which have different rotaries"
         )
-    scaled = _rope_of(given, "full_attention") | config.get("rope_scaling", {})
+    scaling: dict[str, Any] = config.get("rope_scaling", {})
+    # transformers 4 read the kind under its old name, too; transformers 5 overlooks it here.
+    kind = {"rope_type": scaling["type"]} if "type" in scaling else {}
+    scaled = _rope_of(given, "full_attention") | kind | scaling
     local = Config({"rope_parameters": _rope_of(given, "sliding_attention")}, config.where)
     whole = Config({"rope_parameters": scaled}, config.where)
     return (
