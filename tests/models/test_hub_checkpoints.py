@@ -149,10 +149,12 @@ def test_the_format_is_found_wherever_it_is_described(loaded: Load, place: str, 
 # What the tensors are called, and what the list calls the same layers: lists have the names of modules, which
 # transformers renamed in 4.52, tensors those of the first release.
 NOW = {
+    "qwen3_vl": ("model.visual.", "model.language_model."),
     "qwen2_5_vl": ("model.visual.", "model.language_model."),
     "gemma3_vl": ("model.vision_tower.vision_model.", "model.language_model."),
 }
 BEFORE = {
+    "qwen3_vl": ("visual.", "language_model.model."),
     "qwen2_5_vl": ("visual.", "model."),
     "gemma3_vl": ("vision_tower.vision_model.", "language_model.model."),
 }
@@ -330,3 +332,16 @@ def test_a_missing_scale_has_the_name_that_the_checkpoint_would_use(loaded: Load
         save_file(tensors, quantized / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ConfigError, match=rf"1 missing: {name}\."):
             load_model(quantized)
+
+
+@pytest.mark.parametrize(("family", "layer"), [("qwen3", "lm_head"), ("qwen3_moe", "model.layers.0.mlp.gate")])
+def test_a_quantised_head_or_router_is_refused_by_name(loaded: Load, family: str, layer: str, tmp_path: Path) -> None:
+    made, _ = loaded(family)
+
+    def is_chosen(name: str, tensor: Tensor) -> bool:
+        return is_product(name, tensor) or name == f"{layer}.weight"
+
+    quantized, _ = write(made.folder, CHANNEL, tmp_path, is_chosen=is_chosen)
+    set_quantization(quantized, ignore=[])
+    with pytest.raises(ConfigError, match=rf"{layer}.weight is e4m3; .*must be plain .embedding, head or router."):
+        load_model(quantized)

@@ -42,7 +42,10 @@ class Slot:
         if tuple(tensor.shape) != self.shape:
             return f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
         if (tensor.dtype.itemsize == 1 or self.view.dtype.itemsize == 1) and tensor.dtype != self.view.dtype:
-            return f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says"
+            return (
+                f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says, or "
+                f"the layer is one that must be plain (embedding, head or router)"
+            )
         return None
 
     @property

@@ -206,11 +206,10 @@ def _kind(scheme: Config) -> str:
     return f"{scheme.get('type', 'int')} of {scheme.get('num_bits', 0)} bits"
 
 
-def _block_size(weights: Config) -> list[Any]:
+def _block_size(weights: Config) -> Any:
     """Early releases of compressed-tensors wrote "128x128"."""
-    if isinstance(text := weights.values.get("block_structure"), str):
-        return [int(side) if side.isdecimal() else side for side in text.split("x")]
-    return weights.get("block_structure", _NO_LIST)
+    given = weights.values.get("block_structure")
+    return [BLOCK, BLOCK] if given == f"{BLOCK}x{BLOCK}" else given
 
 
 def _part(found: Config, key: str) -> Config:

@@ -148,7 +148,9 @@ class Findings:
     misshapen: list[str] = field(default_factory=list)
 
     def raise_if_any(self, where: str) -> None:
-        missing = [self.renames.backwards(name, self.seen) for name in self.missing]
+        # Names differ in how they begin and end, and experts make them many.
+        kinds_seen = {(*name.split(".")[:3], name.rpartition(".")[2]): name for name in self.seen}
+        missing = [self.renames.backwards(name, kinds_seen.values()) for name in self.missing]
         kinds = (
             ("missing", missing),
             ("unexpected", self.unexpected),
