@@ -3,7 +3,7 @@ transformers. Each loads and equals its dequantised copy in transformers, or is 
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from tests.models.prompts import encode
 from tests.models.prompts import write as write_prompt
 from tests.models.quantized import (
     FP8_BLOCKS,
+    INPUT_SCALE,
     SCHEMES,
     SKIPPED,
     Scheme,
+    by_channel,
     compressed,
     is_product,
     write,
@@ -47,6 +49,11 @@ MODELOPT: dict[str, Any] = {
     },
 }
 TENSOR, CHANNEL, STATIC, BLOCKS = (SCHEMES[name] for name in ("tensor", "channel", "static", "blocks"))
+
+
+def by_channel_with_input_scale(matrix: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    tensors, worth = by_channel(matrix)
+    return tensors | {"input_scale": torch.tensor([INPUT_SCALE])}, worth
 
 
 def blocks_of(size: Any, **inputs: Any) -> dict[str, Any]:
@@ -99,6 +106,12 @@ RELEASES = {
         CHANNEL,
         MODELOPT | {"quantization": MODELOPT["quantization"] | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}},
         shape=(-1,),
+    ),
+    "rows, calibrated inputs": Release(
+        replace(STATIC, write=by_channel_with_input_scale), compressed("channel", dynamic=False)
+    ),
+    "regular expressions of transformers": Release(
+        BLOCKS, FP8_BLOCKS | {"modules_to_not_convert": ["lm_head", r".*(visual|vision_tower)\..*", r".*mlp\.gate$"]}
     ),
     "compressed_tensors": Release(CHANNEL, CHANNEL.config | {"quant_method": "compressed_tensors"}),
 }

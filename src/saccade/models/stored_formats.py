@@ -34,19 +34,17 @@ _CLASS_NAME = re.compile(r"[A-Z]\w*")
 
 @dataclass(frozen=True)
 class Names:
-    """Names of layers, whole or as patterns. A pattern comes after "re:" or has a "*" (ModelOpt)."""
+    """Names of layers, whole or as patterns. A pattern comes after "re:" or has a "*"."""
 
     whole: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
 
     @classmethod
     def read(cls, found: Config, words: Iterable[Any]) -> "Names":
-        texts = [str(word) for word in words]
-        sources = [word.removeprefix("re:") if word.startswith("re:") else translate(word) for word in texts]
-        is_pattern = [word.startswith("re:") or "*" in word for word in texts]
+        patterns = {word: _pattern(found, word) for word in map(str, words)}
         return cls(
-            frozenset(word for word, is_one in zip(texts, is_pattern, strict=True) if not is_one),
-            tuple(_compiled(found, source) for source, is_one in zip(sources, is_pattern, strict=True) if is_one),
+            frozenset(word for word, pattern in patterns.items() if pattern is None),
+            tuple(pattern for pattern in patterns.values() if pattern is not None),
         )
 
     def have(self, name: str) -> bool:
@@ -223,11 +221,19 @@ def _refusal(found: Config, what: str) -> ConfigError:
     return ConfigError(f"{found.where}: weights quantised with {what} are not supported; {SUPPORTED}")
 
 
-def _compiled(found: Config, source: str) -> re.Pattern[str]:
+def _pattern(found: Config, word: str) -> re.Pattern[str] | None:
+    """With "*" it matches whole names like a file pattern (ModelOpt) or a regular expression (transformers)."""
+    if word.startswith("re:"):
+        try:
+            return re.compile(word.removeprefix("re:"))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{found.where}: {word!r} is not a regular expression ({error})") from None
+    if "*" not in word:
+        return None
     try:
-        return re.compile(source)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{found.where}: {source!r} is not a regular expression ({error})") from None
+        return re.compile(rf"{translate(word)}|(?:{word})\Z")
+    except (re.error, OverflowError, RecursionError):
+        return re.compile(translate(word))
 
 
 @lru_cache(maxsize=4096)
