@@ -3,9 +3,8 @@ compressed-tensors (llm-compressor) and NVIDIA ModelOpt."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import lru_cache
 from typing import Any
 
 from saccade.errors import ConfigError
@@ -68,13 +67,20 @@ class Group:
 @dataclass(frozen=True)
 class StoredFormats:
     """The formats of a checkpoint's weights. `skipped` layers are plain. Both it and the targets have the names that
-    the checkpoint uses."""
+    the checkpoint uses. `known` are the answers so far: models with many experts ask 36,000 times, and plans build
+    several."""
 
     groups: tuple[Group, ...]
     skipped: Names
     renames: Renames
+    known: dict[str, WeightFormat] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, path: str) -> WeightFormat:
+        if path not in self.known:
+            self.known[path] = self._find(path)
+        return self.known[path]
+
+    def _find(self, path: str) -> WeightFormat:
         if not _LINEAR.fullmatch(path):
             return PLAIN
         names = _names_of(self.renames, path)
@@ -236,7 +242,6 @@ def _pattern(found: Config, word: str) -> re.Pattern[str] | None:
         return re.compile(translate(word))
 
 
-@lru_cache(maxsize=4096)
 def _names_of(renames: Renames, path: str) -> Sequence[str]:
     """The names of a layer in checkpoints of all ages: the list of layers is often older or newer than the tensors."""
     return [name.removesuffix(".weight") for name in renames.names_of(f"{path}.weight")]
