@@ -65,6 +65,19 @@ def test_a_plan_at_real_size_agrees_with_counting_by_hand(real_size: Path, capsy
     assert gpu["fits"]
 
 
+@pytest.mark.parametrize("flags", [["--quantization", "fp8"], ["--dtype", "float16"]])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_vl_moe"])
+def test_models_with_experts_are_planned_in_every_dtype(
+    made: tiny.Tiny, name: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.make(name, tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text((made.folder / "preprocessor_config.json").read_text())
+    weights = planned(tmp_path, capsys)["bytes"]
+    assert isinstance(weights, dict) and weights["weights"] > 0
+    other = planned(tmp_path, capsys, *flags)["bytes"]
+    assert isinstance(other, dict) and 0 < other["weights"] <= weights["weights"]
+
+
 def test_what_does_not_fit_is_said_and_changes_the_exit_code(
     real_size: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

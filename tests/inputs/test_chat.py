@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 
 from saccade.errors import ConfigError, RequestError
@@ -418,13 +419,38 @@ def test_a_final_message_whose_text_is_not_its_end_is_not_continued(
 
 def test_templates_are_found_in_every_file_that_may_have_one(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "three"}]
+    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "three"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert read_template(tmp_path) == "three"
     (tmp_path / "chat_template.json").write_text('{"chat_template": "two"}')
     assert read_template(tmp_path) == "two"
     (tmp_path / "chat_template.jinja").write_text("one")
     assert read_template(tmp_path) == "one"
+
+
+TOOL_USE = "  {% for t in tools %}\n  {{ t.function.name }}\n{% endfor %}{{ messages | tojson }}  \n"
+DEFAULT = "\n{% for m in messages %}\n[{{ m.content }}]\n  {% endfor %}\n\n"
+
+
+@pytest.mark.parametrize("place", ["list", "object", "folder"])
+def test_a_template_for_tools_is_used_with_tools_alone(place: str, tmp_path: Path) -> None:
+    """As transformers renders such a checkpoint (Hermes-2-Pro has one), to the last blank."""
+    if place == "folder":
+        (tmp_path / "chat_template.jinja").write_text(DEFAULT)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+    else:
+        texts: Any = {"default": DEFAULT, "tool_use": TOOL_USE}
+        if place == "list":
+            texts = [{"name": name, "template": text} for name, text in texts.items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": texts}))
+    template = ChatTemplate(read_template(tmp_path) or "")
+    oracle = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()))
+    oracle.chat_template = {"default": DEFAULT, "tool_use": TOOL_USE}
+    messages = [{"role": "user", "content": "Łódź? "}]
+    for tools in (None, TOOLS):
+        expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert template.render(messages, tools=tools, add_generation_prompt=False).text == expected
 
 
 def test_media_references_are_in_order(folders: dict[str, Path]) -> None:

@@ -2,6 +2,7 @@ import ast
 import inspect
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,3 +300,21 @@ def test_text_models_take_no_images(folders: dict[str, Path], tmp_path: Path) ->
     assert read_video_settings(folders["gemma3"]) is None
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_image_settings(tmp_path)
+
+
+SIZE = {"shortest_edge": 70_000, "longest_edge": 900_000}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("bounds", [{"size": SIZE}, {"size": SIZE, "min_pixels": 5000, "max_pixels": 50_000}])
+def test_bounds_of_videos_match_transformers(
+    folders: dict[str, Path], tmp_path: Path, family: str, bounds: dict[str, Any]
+) -> None:
+    """Qwen3-VL's processor reads only `size`, Qwen2.5-VL's prefers min_pixels and max_pixels."""
+    shutil.copytree(folders[family], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(bounds))
+    settings = read_video_settings(tmp_path)
+    with oracles.without_torchvision():
+        theirs = oracles.video_class(family)(**json.loads(json.dumps(bounds))).size
+    assert settings is not None
+    assert (settings.min_pixels, settings.max_pixels) == (theirs["shortest_edge"], theirs["longest_edge"])

@@ -18,11 +18,14 @@ VISUAL = ("visual", "vision_tower", "multi_modal_projector")
 SKIPPED = ("lm_head", *VISUAL, *(f"model.{name}" for name in VISUAL), "mlp.gate")
 
 
+Write = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How a matrix is written (its tensors by suffix, and its dequantised values), and the entry in config.json."""
 
-    write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+    write: Write
     config: dict[str, Any]
     scale_name: str
     round_inputs: Callable[[Tensor], Tensor]
@@ -109,12 +112,20 @@ def is_product(name: str, tensor: Tensor) -> bool:
     return is_language and tensor.ndim >= 2 and not name.endswith("mlp.gate.weight")
 
 
-def write(folder: Path, scheme: Scheme, into: Path) -> tuple[Path, Path]:
-    """A quantised copy of a checkpoint, and a plain copy with the dequantised values."""
+def write(
+    folder: Path,
+    scheme: Scheme,
+    into: Path,
+    *,
+    is_chosen: Callable[[str, Tensor], bool] = is_product,
+    rename: Callable[[str], str] = str,
+) -> tuple[Path, Path]:
+    """A quantised copy of a checkpoint, and a plain copy with the dequantised values. `rename` changes the names in the
+    first."""
     stored: dict[str, Tensor] = {}
     worth: dict[str, Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if not is_product(name, tensor):
+        if not is_chosen(name, tensor):
             stored[name] = worth[name] = tensor
         elif tensor.ndim == 3:
             _write_experts(name, tensor, scheme, stored, worth)
@@ -122,6 +133,7 @@ def write(folder: Path, scheme: Scheme, into: Path) -> tuple[Path, Path]:
             written, worth[name] = scheme.write(tensor)
             stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in written.items()}
     quantized, plain = into / "quantized", into / "plain"
+    stored = {rename(name): tensor for name, tensor in stored.items()}
     for target, tensors in ((quantized, stored), (plain, worth)):
         shutil.copytree(folder, target)
         contiguous = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

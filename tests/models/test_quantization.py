@@ -23,7 +23,7 @@ from tests.models import tiny
 from tests.models.conftest import Loaded
 from tests.models.packing import Engine
 from tests.models.prompts import oracle_inputs, positions, request, write
-from tests.models.quantized import SCHEMES, SKIPPED, Scheme, compressed, is_product
+from tests.models.quantized import FP8_BLOCKS, SCHEMES, SKIPPED, compressed, is_product
 from tests.models.quantized import write as write_quantized
 
 Load = Callable[[str], Loaded]
@@ -67,30 +67,43 @@ def test_a_checkpoint_equals_its_dequantised_copy(loaded: Load, name: str, schem
     """Weights agree bit for bit, logits within the error of rounding the inputs of products."""
     made, _ = loaded(name)
     quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
+    assert_equal_to_its_dequantised_copy(quantized, oracle_of(made, plain), plain, SCHEMES[scheme].round_inputs)
+
+
+def assert_equal_to_its_dequantised_copy(
+    quantized: Path,
+    oracle: Any,
+    plain: Path,
+    rounded: Callable[[Tensor], Tensor],
+    is_chosen: Callable[[str, Tensor], bool] = is_product,
+) -> Model:
     model, right = load_model(quantized, dtype=torch.float32), load_model(plain, dtype=torch.float32)
     assert any(not weight.is_plain for weight in weights_of(model).values())
-    slots, scale_name = dict(model.slots()), SCHEMES[scheme].scale_name
+    slots = dict(model.slots())
     for path, slot in right.slots():
         held = slots[path].view
         if held.dtype.itemsize == 1:
-            scales = slots[path.replace("weight", scale_name)].view
+            scales = slots[path.replace("weight", "weight_scale")].view
             held = held.float() * spread_over(scales, held)
         assert torch.equal(held, slot.view), path
-    oracle, is_routed = oracle_of(made, plain), "moe" in name
+    is_routed = hasattr(oracle.config.get_text_config(), "num_experts")
     found, logits = logits_of(model, oracle)
     plainly = error_of(found, logits)
     assert 0 < plainly < (ROUTED_ERROR if is_routed else MAX_ERROR)
     if not is_routed:
-        round_inputs(oracle, SCHEMES[scheme])
+        round_inputs(oracle, rounded, is_chosen)
         error = min(error_of(*logits_of(model, oracle, seed)) for seed in PROMPTS)
         assert error < SAME_ROUNDING < plainly, "inputs are rounded, and nothing else differs"
+    return model
 
 
-def round_inputs(oracle: Any, scheme: Scheme) -> None:
+def round_inputs(
+    oracle: Any, rounded: Callable[[Tensor], Tensor], is_chosen: Callable[[str, Tensor], bool] = is_product
+) -> None:
     """Makes every quantised product round its inputs as the format requires."""
     for name, module in oracle.named_modules():
-        if isinstance(module, torch.nn.Linear) and is_product(f"{name}.weight", module.weight):
-            module.register_forward_pre_hook(lambda _, args: (scheme.round_inputs(args[0]),))
+        if isinstance(module, torch.nn.Linear) and is_chosen(f"{name}.weight", module.weight):
+            module.register_forward_pre_hook(lambda _, args: (rounded(args[0]),))
 
 
 def spread_over(scales: Tensor, data: Tensor) -> Tensor:
@@ -165,13 +178,14 @@ def test_parts_of_one_product_must_have_one_format(loaded: Load, tmp_path: Path)
     ("config", "problem"),
     [
         ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
-        ({"quant_method": "fp8", "weight_block_size": None}, "weight_block_size null"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme 'static'"),
+        (
+            FP8_BLOCKS | {"activation_scheme": "static"},
+            r"activation_scheme 'static' and weight_block_size \[128, 128\]",
+        ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
         (compressed("group"), "weights by group"),
         (compressed("channel", config_groups={}), "0 config_groups"),
-        (compressed("channel", kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
         (compressed("channel", quantization_status="calibration"), "quantization_status 'calibration'"),
         ({}, "quant_method 'unknown'"),
     ],
@@ -180,7 +194,7 @@ def test_unsupported_schemes_are_refused_by_name(loaded: Load, tmp_path: Path, c
     made, _ = loaded("qwen3")
     values = tiny.config_of(made.folder) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=f"quantised with {problem} .*not supported; supported: fp8 with e4m3"):
+    with pytest.raises(ConfigError, match=f"quantised with {problem} .*not supported; supported: FP8 .e4m3. weights"):
         load_model(tmp_path, load_format="dummy")
 
 

@@ -25,6 +25,8 @@ from tests.models.prompts import encode, oracle_inputs, positions, request, writ
 Load = Callable[[str], Loaded]
 SMALL = {"vocab_size": 99, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 LINEAR = {"type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 NESTED = {
     "full_attention": {"rope_type": "linear", "factor": 4.0},
     "sliding_attention": {"rope_type": "default"},
@@ -47,6 +49,12 @@ def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LINEAR, "rope_theta": 3e4},
         {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {}},
         {"partial_rotary_factor": 0.5},
+        {"rope_scaling": YARN},
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        {"rope_scaling": LLAMA3, "max_position_embeddings": 700},
+        {"rope_scaling": {"type": "yarn", "factor": 2.5}, "max_position_embeddings": 300, "rope_theta": 1e6},
+        {"rope_parameters": YARN | {"rope_theta": 5e5, "beta_fast": 8, "beta_slow": 2.5, "truncate": False}},
+        {"rope_parameters": YARN | {"beta_fast": 3, "beta_slow": 3}},
     ],
 )
 def test_frequencies_match_transformers(rope: dict[str, Any]) -> None:
@@ -67,7 +75,13 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     ("qwen2", {"gone": ("layer_types",), "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
     ("llama_plain", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+    ("llama_plain", {"gone": ("rope_parameters",), "rope_theta": 1e4, "rope_scaling": YARN}),
+    ("qwen3", {"rope_scaling": YARN | {"attention_factor": 1.5}}),
+    ("qwen2", {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "factor": 20.0}}),
+    ("qwen3_moe", {"rope_parameters": YARN | {"rope_theta": 5e4}}),
 ]
+MROPE = {"mrope_section": [2, 2, 2], "type": "yarn"}
+INTERLEAVED = {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
 
 
 @pytest.mark.parametrize(("name", "changes"), [("gemma3", changes) for changes in GEMMA] + OTHERS)
@@ -79,6 +93,28 @@ def test_logits_match_transformers(loaded: Load, tmp_path: Path, name: str, chan
     inputs = oracle_inputs(oracle, prompt)
     (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
     torch.testing.assert_close(model.decoder.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "sections"), [("qwen2_5_vl", MROPE), ("qwen3_vl", INTERLEAVED)])
+def test_long_texts_with_images_match_transformers(
+    loaded: Load, tmp_path: Path, name: str, sections: dict[str, Any]
+) -> None:
+    """YaRN and M-RoPE, as the cards of Qwen2.5-VL and Qwen3-VL say."""
+    made, _ = loaded(name)
+    text = tiny.config_of(made.folder)["text_config"] | {"rope_scaling": YARN | sections}
+    folder = changed(made, tmp_path, text_config=text)
+    oracle = type(made.oracle).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = load_model(folder)
+    prompt = write(model, [7, ("image", (1, 8, 4)), 30, ("image", (1, 4, 4)), 9], seed=13)
+    inputs = oracle_inputs(oracle, prompt)
+    (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
+    torch.testing.assert_close(model.decoder.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_yarn_extends_the_positions(loaded: Load) -> None:
+    config = tiny.config_of(loaded("qwen3")[0].folder)
+    for scaling, longest in ((None, 512), (YARN, 2048), (YARN | {"factor": 1.0}, 512), (LINEAR, 512)):
+        assert read_spec(Config(config | {"rope_scaling": scaling}))[1].max_position == longest
 
 
 def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load, tmp_path: Path) -> None:
@@ -95,7 +131,9 @@ def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type is 'yarn'"),
+        ("qwen3", {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope_scaling: rope_type is 'longrope'"),
+        ("qwen3", {"rope_scaling": YARN | {"factor": 0.5}}, "yarn needs a factor of at least 1"),
+        ("gemma3", {"rope_scaling": YARN}, "yarn in some layers only is not supported; use linear"),
         ("qwen3", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("qwen3", {"rope_parameters": NESTED}, "a rotary for each of full_attention, sliding_attention"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide .* 4"),
@@ -120,6 +158,52 @@ def test_unsupported_configs_are_refused(loaded: Load, name: str, changes: dict[
         config[key] = config[key] | value if is_part else value
     with pytest.raises(ConfigError, match=message):
         read_spec(Config(config))
+
+
+def as_in_4(text: dict[str, Any]) -> dict[str, Any]:
+    """A decoder's config as transformers 4 wrote it."""
+    rope = text["rope_parameters"]
+    others = {key: value for key, value in text.items() if key not in ("rope_parameters", "dtype")}
+    others |= {"torch_dtype": text.get("dtype")}
+    if "full_attention" not in rope:
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        return others | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    whole, local = rope["full_attention"], rope["sliding_attention"]
+    scaling = {key: value for key, value in whole.items() if key != "rope_theta"}
+    bases = {"rope_theta": whole["rope_theta"], "rope_local_base_freq": local["rope_theta"]}
+    return others | bases | {"rope_scaling": scaling}
+
+
+def with_names(text: dict[str, Any], *names: str) -> dict[str, Any]:
+    """With the kind of scaling under these names: "type" came first, then "rope_type", for a while both."""
+    scaling = text["rope_scaling"]
+    others = {key: value for key, value in scaling.items() if key != "rope_type"}
+    return text | {"rope_scaling": others | dict.fromkeys(names, scaling.get("rope_type", "default"))}
+
+
+@pytest.mark.parametrize("names", [("rope_type",), ("type",), ("type", "rope_type")])
+@pytest.mark.parametrize("name", tiny.MAKERS)
+def test_a_config_of_transformers_4_gives_the_same_model(loaded: Load, name: str, names: tuple[str, ...]) -> None:
+    made, model = loaded(name)
+    config = tiny.config_of(made.folder)
+    if "text_config" in config:
+        config["text_config"] = with_names(as_in_4(config["text_config"]), *names)
+    else:
+        config = with_names(as_in_4(config), *names)
+    assert read_spec(Config(config))[1] == model.spec
+
+
+@pytest.mark.parametrize("is_nested_too", [False, True])
+@pytest.mark.parametrize("kind", ["mrope", "default"])
+def test_qwen2_5_vl_may_be_flat(loaded: Load, kind: str, *, is_nested_too: bool) -> None:
+    """As its releases are, and those of transformers 4.52, which also nest it."""
+    made, model = loaded("qwen2_5_vl")
+    config = tiny.config_of(made.folder)
+    text = as_in_4(config.pop("text_config"))
+    text["rope_scaling"] = {"type": kind, "mrope_section": text["rope_scaling"]["mrope_section"]}
+    flat = {key: value for key, value in text.items() if key != "model_type"} | config
+    nested = {"text_config": text} if is_nested_too else {}
+    assert read_spec(Config(flat | nested))[1] == model.spec
 
 
 def test_a_head_tied_in_text_config_is_tied(loaded: Load, tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def read_video_settings(folder: Path) -> VideoSettings | None:
     # Like transformers, reads the image settings if there are no video settings.
     raw = _processor_dict(folder, "video_processor", "video_preprocessor_config.json", "preprocessor_config.json")
     default = media.video
+    # The processor whose bounds are those of whole videos knows no other name for them.
+    bounds = raw if default.budget == "frame" else {"size": raw.get("size")}
     return VideoSettings(
         **_pixel_fields(raw, default, folder),
-        **_area(raw, default, folder),
+        **_area(bounds, default, folder),
         budget=default.budget,
         is_sampled=bool(_get(raw, "do_sample_frames", default.is_sampled)),
         fps=_positive(raw, "fps", default.fps, folder),

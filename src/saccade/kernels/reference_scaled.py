@@ -74,12 +74,14 @@ def scaled_activation(x: Tensor, kind: str, feeds: Weight) -> Scaled:
 
 def grouped_linear(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
     """Multiplies each expert's rows with its matrix of (E, N, K); the rows of expert e end before `ends_E[e]`."""
+    if x.is_meta:  # where torch's product takes only bfloat16
+        return x.new_empty(x.shape[0], weight.shape[1])
     return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends_E)
 
 
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
     """`grouped_linear` with inputs and experts in e4m3."""
-    return functional.grouped_mm(unscaled(x), matrix_of(weight).transpose(1, 2), offs=ends_E).to(weight.dtype)
+    return grouped_linear(unscaled(x), matrix_of(weight), ends_E).to(weight.dtype)
 
 
 def _float(bias: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from saccade.errors import ConfigError
 from saccade.kernels.weight import BLOCK, E4M3, Layout, Weight
 
 ALIGNED, ROOM = 16, 64
+ROOM_OF_QUANTIZED = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,10 @@ class Slot:
         if tuple(tensor.shape) != self.shape:
             return f"is {_size(tensor.shape)}; {_size(self.shape)} is needed"
         if (tensor.dtype.itemsize == 1 or self.view.dtype.itemsize == 1) and tensor.dtype != self.view.dtype:
-            return f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says"
+            return (
+                f"is {_word(tensor)}; {_word(self.view)} is needed: its quantization is not what config.json says, or "
+                f"the layer is one that must be plain (embedding, head or router)"
+            )
         return None
 
     @property
@@ -84,16 +88,30 @@ class NumberSlot(Slot):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat:
-    """The layout of a weight, and the name of its scales in the checkpoint.
+class RowScaleSlot(Slot):
+    """The destination of the scales of rows, (N, 1) or (N) in the checkpoint, or of one number for all of them."""
 
-    Without `scale_name` the checkpoint's weights are plain, and loading quantises them if the layout has scales. With
-    `is_one_scale` a whole tensor has one scale; with `has_input_scale` the checkpoint has a calibrated input scale.
+    def fill(self, tensor: Tensor) -> None:
+        self.view.copy_(tensor.reshape(1, 1) if tensor.numel() == 1 else self.shard_of(tensor.reshape(self.shape)))
+
+    def fault(self, tensor: Tensor) -> str | None:
+        if tensor.dtype.itemsize == 1:
+            return f"is {_word(tensor)}; scales in a float of 16 or 32 bits are needed"
+        if tensor.numel() == 1 or tuple(tensor.shape) in (self.shape, self.shape[:1]):
+            return None
+        return f"is {_size(tensor.shape)}; {_size(self.shape)} or a single number is needed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """The layout of a weight, and whether the checkpoint has its scales.
+
+    Otherwise the checkpoint's weights are plain, and loading quantises them if the layout has scales. With
+    `has_input_scale` the checkpoint also has a calibrated scale for the inputs.
     """
 
     layout: Layout = Layout.PLAIN
-    scale_name: str = ""
-    is_one_scale: bool = False
+    is_stored: bool = False
     has_input_scale: bool = False
 
     def whole(self, num_rows: int) -> int:
@@ -108,20 +126,18 @@ class WeightFormat:
         if weight.scales is None:
             yield "weight", Slot(view=weight.data, shape=shape, std=std, **place)
             return
-        if not self.scale_name:
+        if not self.is_stored:
             yield "weight", RoundingSlot(view=weight.data, weight=weight, shape=shape, std=std, **place)
             return
         yield "weight", Slot(view=weight.data, shape=shape, std=std, **place)
-        yield self.scale_name, self._scale_slot(weight.scales, shape, dim, start)
+        yield "weight_scale", self._scale_slot(weight.scales, shape, dim, start)
         if weight.input_scale is not None:
             yield "input_scale", NumberSlot(view=weight.input_scale, shape=(), std=0.0, keeps_largest=True)
 
     def _scale_slot(self, scales: Tensor, shape: tuple[int, int], dim: int | None, start: int) -> Slot:
-        if self.is_one_scale:
-            return NumberSlot(view=scales, shape=(), std=0.0)
         if self.layout is Layout.ROWS:
             rows = {"dim": 0, "start": start} if dim == 0 else {}
-            return Slot(view=scales.unsqueeze(1), shape=(shape[0], 1), std=0.0, **rows)
+            return RowScaleSlot(view=scales.unsqueeze(1), shape=(shape[0], 1), std=0.0, **rows)
         blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
         if dim is None:
             return Slot(view=scales, shape=blocks, std=0.0)

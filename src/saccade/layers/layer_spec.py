@@ -52,13 +52,34 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """The frequencies that turn less than `slow_turns` times within `original_max_position` divided by `factor`, those
+    that turn more than `fast_turns` times kept, those in between blended. Rotated queries and keys are multiplied by
+    `gain`: attention folds it into its scale."""
+
+    factor: float
+    original_max_position: int
+    fast_turns: float
+    slow_turns: float
+    is_truncated: bool
+    gain: float
+
+    @property
+    def max_position(self) -> int:
+        return int(self.original_max_position * self.factor)
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RotarySpec:
     """`axes[i]` is the position axis that frequency i follows. `width` is the number of rotated columns of a head."""
 
     width: int
     base: float
     axes: tuple[int, ...]
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ class ColumnLinear(Layer):
                     f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, but are computed "
                     f"as one product; use a checkpoint that quantises all of {names} or none"
                 )
-            if self.format.layout is Layout.BLOCKS and self.format.scale_name:
+            if self.format.layout is Layout.BLOCKS and self.format.is_stored:
                 require_whole_blocks(part.start, part.count, f"{place.path}.{part.name}", place.group.size)
 
 
@@ -154,7 +154,7 @@ class RowLinear(Layer):
             room = self.count
         self.weight, self.format = place.weight(fan_out, room)
         self.bias = place.parameter(fan_out) if bias else None
-        if self.format.layout is Layout.BLOCKS and self.format.scale_name:
+        if self.format.layout is Layout.BLOCKS and self.format.is_stored:
             require_whole_blocks(self.start, self.count, place.path, place.group.size)
 
     def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
-from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
+from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, YarnScaling, plain_axes
 
 
 class Rotary(Layer):
@@ -45,6 +45,8 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
         return plain
     if isinstance(spec.scaling, LinearScaling):
         return plain / spec.scaling.factor
+    if isinstance(spec.scaling, YarnScaling):
+        return _yarn(plain, spec)
     return _llama3(plain, spec.scaling)
 
 
@@ -54,3 +56,17 @@ def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return share * plain + (1.0 - share) * plain / scaling.factor
+
+
+def _yarn(plain: Tensor, spec: RotarySpec) -> Tensor:
+    """Equation 13 of arXiv:2309.00071, with the bounds of transformers: whole indices, at least 0.001 apart."""
+    scaling = spec.scaling
+    assert isinstance(scaling, YarnScaling)
+    bounds = [
+        spec.width * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(spec.base))
+        for turns in (scaling.fast_turns, scaling.slow_turns)
+    ]
+    low, high = (math.floor(bounds[0]), math.ceil(bounds[1])) if scaling.is_truncated else bounds
+    low, high = max(low, 0), min(high, spec.width - 1)
+    share = ((torch.arange(len(plain)) - low) / (high - low if high != low else 0.001)).clamp(0.0, 1.0)
+    return share * plain / scaling.factor + (1.0 - share) * plain

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from saccade.layers.layer_spec import YarnScaling
 from saccade.models.media import MediaDefaults
 from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, ModelSpec, VisionSpec
@@ -52,10 +53,14 @@ class Family:
 
     def spec(self, config: Config) -> ModelSpec:
         config = Config(self.defaults.complete(config.values), config.where)
+        decoder = self.decoder(config)
+        # Instructions for long texts, such as Qwen3's, only add a rope_scaling; max_position_embeddings stays.
+        scalings = [rotary.scaling for rotary in decoder.rotaries]
+        longest = [scaling.max_position for scaling in scalings if isinstance(scaling, YarnScaling)]
         return ModelSpec(
             architecture=self.architecture,
-            decoder=self.decoder(config),
-            max_position=config.text.size("max_position_embeddings"),
+            decoder=decoder,
+            max_position=max([config.text.size("max_position_embeddings"), *longest]),
             vision=self.vision(config) if self.vision else None,
             sees_whole_image=self.media is not None and self.media.placeholders.is_bidirectional,
         )

@@ -16,6 +16,8 @@ from saccade.layers.layer_spec import (
     MoESpec,
     NormSpec,
     RotarySpec,
+    Scaling,
+    YarnScaling,
     plain_axes,
 )
 from saccade.models.model_spec import DecoderSpec, LayerSpec
@@ -26,6 +28,8 @@ MAX_SIZE = 2**24  # of a dimension: far above any model, but small enough that a
 MAX_LAYERS = 4096
 MAX_INTEGER = 2**31 - 1
 MAX_SHOWN = 200
+MODELOPT = "hf_quant_config.json"  # older exports of NVIDIA ModelOpt describe their format in this file alone
+_YARN_KEYS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -38,14 +42,9 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> "Config":
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+        values = _read_object(path)
+        if values.get("quantization_config") is None and (beside := path.with_name(MODELOPT)).is_file():
+            values["quantization_config"] = {"quant_method": "modelopt"} | _read_object(beside)
         return cls(values, str(path))
 
     def maybe(self, key: str, kind: type[T]) -> T | None:
@@ -113,7 +112,7 @@ class Rope:
     a rope_scaling, rope_parameters is ignored. Missing values come from the top level of the config."""
 
     base: float
-    scaling: LinearScaling | Llama3Scaling | None
+    scaling: Scaling | None
     sections: tuple[int, ...]
 
     @classmethod
@@ -128,13 +127,21 @@ class Rope:
         base = rope.get("rope_theta", config.get("rope_theta", default_base))
         if base <= 0:
             raise ConfigError(f"{rope.where}: rope_theta is {base}; it must be above 0")
-        scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        scaling, part = (
+            _scaling(rope, config, base),
+            rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)),
+        )
         if scaling is not None and part != 1.0:
             raise ConfigError(f"{rope.where}: partial_rotary_factor is {part}; with a scaling only 1 is supported")
         sections = rope.ints("mrope_section")
         if len(sections) not in (0, 3):
             raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
         return cls(base, scaling, sections)
+
+    @property
+    def gain(self) -> float:
+        """What rotation multiplies a query and a key by."""
+        return self.scaling.gain if isinstance(self.scaling, YarnScaling) else 1.0
 
     def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
         return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
@@ -156,12 +163,12 @@ def read_decoder(
             f"{config.where}: head_dim is {head_dim} (by default hidden_size / num_attention_heads); "
             f"it must be even and at least 2"
         )
-    has_bias = config.get("attention_bias", False)
+    rope, has_bias = rope or Rope.read(config), config.get("attention_bias", False)
     attention = AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 * rope.gain**2,
         qkv_bias=has_bias,
         out_bias=has_bias,
     )
@@ -173,7 +180,7 @@ def read_decoder(
         width=width,
         attention=attention,
         norm=NormSpec(eps=config.need("rms_norm_eps", float)),
-        rotaries=((rope or Rope.read(config)).spec(head_dim, axes),),
+        rotaries=(rope.spec(head_dim, axes),),
         layers=tuple(LayerSpec(mlp=mlp, window=window) for window in windows),
         tied_head=config.get("tie_word_embeddings", False),
     )
@@ -230,9 +237,10 @@ def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:
     return replace(decoder, attention=replace(decoder.attention, norm=decoder.norm))
 
 
-def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("default", "mrope", "axial"):
+def _scaling(rope: Config, config: Config, base: float) -> Scaling | None:
+    kind, length = rope.get("rope_type", rope.get("type", "default")), config.get("max_position_embeddings", 1)
+    # "dynamic" changes frequencies only for longer prompts than max_position_embeddings, which are refused.
+    if kind in ("default", "mrope", "axial", "dynamic"):
         return None
     if kind == "linear":
         return LinearScaling(factor=rope.positive("factor"))
@@ -241,9 +249,41 @@ def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
             factor=rope.positive("factor"),
             low_freq_factor=rope.positive("low_freq_factor"),
             high_freq_factor=rope.positive("high_freq_factor"),
-            original_max_position=rope.size("original_max_position_embeddings"),
+            original_max_position=rope.size("original_max_position_embeddings", length),
         )
-    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3")
+    if kind == "yarn":
+        return _yarn(rope, length, base)
+    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, dynamic, mrope, linear, llama3, yarn")
+
+
+def _yarn(rope: Config, length: int, base: float) -> YarnScaling:
+    """As in transformers, a null or a zero counts as absent."""
+    factor = rope.positive("factor")
+    if factor < 1 or base <= 1:
+        raise ConfigError(f"{rope.where}: yarn needs a factor of at least 1 and a rope_theta above 1")
+    given = {key: rope.positive(key) if rope.get(key, 0.0) else None for key in _YARN_KEYS}
+    mscale, mscale_all = given["mscale"], given["mscale_all_dim"]
+    over, under = (mscale, mscale_all) if mscale and mscale_all else (1.0, 0.0)
+    return YarnScaling(
+        factor=factor,
+        original_max_position=rope.size("original_max_position_embeddings", length),
+        fast_turns=given["beta_fast"] or 32.0,
+        slow_turns=given["beta_slow"] or 1.0,
+        is_truncated=rope.get("truncate", True),
+        gain=given["attention_factor"] or (0.1 * over * math.log(factor) + 1) / (0.1 * under * math.log(factor) + 1),
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+    return values
 
 
 def _shown(value: Any) -> str:

@@ -39,13 +39,23 @@ class Rule:
         return None
 
 
+# The last is how an FP8 KV cache would be scaled, in the names of llm-compressor, ModelOpt and AutoFP8.
+IGNORED = (
+    r".*\.rotary_emb\.inv_freq",
+    r".*\.self_attn\.((qkv_proj\.|[kv]_proj\.)?(k|v|kv)_scale|[kv]_proj\.output_scale)",
+)
+
+# What formats call the factor of a weight and of its inputs; none of them stores the inverse.
+SCALES = ((".weight_scale_inv", ".weight_scale"), (".activation_scale", ".input_scale"))
+
+
 @dataclass(frozen=True, slots=True)
 class Renames:
     """`prefixes` are tried in order. `ignored` matches names in some checkpoints that no model needs."""
 
     prefixes: tuple[tuple[str, str], ...]
     rules: tuple[Rule, ...]
-    ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
+    ignored: tuple[str, ...] = IGNORED
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
@@ -59,9 +69,12 @@ class Renames:
         return None
 
     def backwards(self, slot_name: str, seen: Collection[str] = ()) -> str:
-        """The checkpoint name of a slot's tensor, with the prefix that the `seen` names use."""
+        """The checkpoint name of a slot's tensor, with the prefix and the name of scales that the `seen` names use."""
         names = (rule.backwards(slot_name) for rule in self.rules)
         short = next((name for name in names if name is not None), slot_name)
+        for theirs, ours in SCALES:
+            if short.endswith(ours) and any(name.endswith(theirs) for name in seen):
+                short = short.removesuffix(ours) + theirs
         fitting = [(p, canonical) for p, canonical in self.prefixes if short.startswith(canonical)]
         for prefix, canonical in fitting:
             if any(name.startswith(prefix) for name in seen):
@@ -74,11 +87,14 @@ class Renames:
         return [
             prefix + short.removeprefix(canonical)
             for short in shorts
-            for prefix, canonical in (("", ""), *self.prefixes)
+            for prefix, canonical in self.prefixes
             if short.startswith(canonical)
         ]
 
     def _shorten(self, name: str) -> str:
+        for theirs, ours in SCALES:
+            if name.endswith(theirs):
+                name = name.removesuffix(theirs) + ours
         for prefix, canonical in self.prefixes:
             if name.startswith(prefix):
                 return canonical + name.removeprefix(prefix)
@@ -135,13 +151,13 @@ _EXPERT = _OURS + ".mlp.experts.{i}."
 FUSED_EXPERT_RULES = (
     Rule(
         _LAYER + ".mlp.experts.gate_up_proj_scale_inv",
-        (_EXPERT + "gate.weight_scale_inv", _EXPERT + "up.weight_scale_inv"),
+        (_EXPERT + "gate.weight_scale", _EXPERT + "up.weight_scale"),
         unbind=True,
         transpose="if_needed",
     ),
     Rule(
         _LAYER + ".mlp.experts.down_proj_scale_inv",
-        (_EXPERT + "down.weight_scale_inv",),
+        (_EXPERT + "down.weight_scale",),
         unbind=True,
         transpose="if_needed",
     ),

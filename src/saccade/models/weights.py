@@ -148,7 +148,9 @@ class Findings:
     misshapen: list[str] = field(default_factory=list)
 
     def raise_if_any(self, where: str) -> None:
-        missing = [self.renames.backwards(name, self.seen) for name in self.missing]
+        # Names differ in how they begin and end, and experts make them many.
+        kinds_seen = {(*name.split(".")[:3], name.rpartition(".")[2]): name for name in self.seen}
+        missing = [self.renames.backwards(name, kinds_seen.values()) for name in self.missing]
         kinds = (
             ("missing", missing),
             ("unexpected", self.unexpected),
@@ -203,19 +205,19 @@ def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[st
     for i, piece in enumerate(pieces):
         names = [target.format(**({"i": str(i)} | words)) for target in rule.targets]
         matrix = piece.flatten(1) if rule.flatten else piece
-        expected = _joined_shape(names, slots)
-        if rule.transpose == "always" or (rule.transpose == "if_needed" and matrix.shape != expected):
+        is_other = matrix.shape != _joined_shape(names, slots)
+        if matrix.ndim > 1 and (rule.transpose == "always" or (rule.transpose == "if_needed" and is_other)):
             matrix = matrix.transpose(-1, -2)
         parts = (matrix,) if len(names) == 1 else _split(matrix, names, slots)
         spread |= zip(names, parts, strict=True)
     return spread
 
 
-def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The shape of the slots' tensors stacked along the first axis; empty if a slot does not exist or is a scalar."""
+def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...] | None:
+    """The shape of the slots' tensors stacked along the first axis; None if a slot does not exist or is a scalar."""
     shapes = [slots[name].shape for name in names if name in slots]
     is_whole = len(shapes) == len(names) and all(shapes)
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if is_whole else ()
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if is_whole else None
 
 
 def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:

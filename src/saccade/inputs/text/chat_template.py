@@ -130,23 +130,41 @@ class _RefusalError(Exception):
 
 
 def read_template(folder: Path, file: str = "") -> str | None:
-    """Reads `file` if given, else chat_template.jinja, chat_template.json or tokenizer_config.json, in this order."""
+    """Reads `file` if given, else chat_template.jinja, chat_template.json or tokenizer_config.json, in this order. As
+    in transformers, a template named tool_use replaces the default one for requests with tools."""
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
             problem = f"chat_template is {file}, which is not a file"
             raise ConfigError(f"{problem}; give one with a template (--chat-template)")
         return read_text(path)
+    found = _templates(folder)
+    default, for_tools = found.get("default"), found.get("tool_use")
+    return default if default is None or for_tools is None else _either(for_tools, default)
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """The templates of a checkpoint by name, from the first file that has any."""
     if (folder / "chat_template.jinja").is_file():
-        return read_text(folder / "chat_template.jinja")
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        return {"default": read_text(folder / "chat_template.jinja")} | {file.stem: read_text(file) for file in others}
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = read_optional_json(folder / name).get("chat_template")
-        if isinstance(found, list):
-            items = [item for item in found if isinstance(item, dict)]
-            found = next((item.get("template") for item in items if item.get("name") == "default"), None)
         if isinstance(found, str):
-            return found
-    return None
+            found = {"default": found}
+        elif isinstance(found, list):
+            found = {str(item.get("name")): item.get("template") for item in found if isinstance(item, dict)}
+        named = found.items() if isinstance(found, dict) else ()
+        if texts := {key: text for key, text in named if isinstance(text, str)}:
+            return texts
+    return {}
+
+
+def _either(for_tools: str, default: str) -> str:
+    """One template that acts like the first if there are tools, else like the second. Tags drop the line break behind
+    them, and an empty print keeps blanks in front of them; the last line break of a template is never printed."""
+    first, second = ("\n" + text.removesuffix("\n") + '{{ "" }}' for text in (for_tools, default))
+    return "{% if tools %}" + first + "{% else %}" + second + "{% endif %}"
 
 
 def _compile(source: str, fuel: int) -> minijinja.Environment:

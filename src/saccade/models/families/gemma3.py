@@ -16,7 +16,7 @@ from saccade.models.family import Defaults, Family
 from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
 from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
 from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
-from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
+from saccade.models.rename import DECODER_RULES, IGNORED, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
 
 TEXT = {
     "vocab_size": 262_208,
@@ -64,9 +64,12 @@ def read_text(config: Config) -> DecoderSpec:
         rope=Rope(1.0, None, ()),
     )
     norm = replace(plain.norm, offset=1.0)
-    attention = replace(plain.attention, scale=config.positive("query_pre_attn_scalar") ** -0.5, norm=norm)
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
+    if local.gain != whole.gain:
+        raise ConfigError(f"{config.where}: yarn in some layers only is not supported; use linear, as Gemma-3 does")
+    scale = config.positive("query_pre_attn_scalar") ** -0.5 * whole.gain**2
+    attention = replace(plain.attention, scale=scale, norm=norm)
     return replace(
         plain,
         attention=attention,
@@ -131,7 +134,10 @@ def _ropes(config: Config) -> tuple[Rope, Rope]:
             f"{config.where}: rope_parameters names {', '.join(given.values)}; the keys allowed for Gemma-3 are "
             f"sliding_attention and full_attention, which have different rotaries"
         )
-    scaled = _rope_of(given, "full_attention") | config.get("rope_scaling", {})
+    scaling: dict[str, Any] = config.get("rope_scaling", {})
+    # transformers 4 read the kind under its old name, too; transformers 5 overlooks it here.
+    kind = {"rope_type": scaling["type"]} if "type" in scaling else {}
+    scaled = _rope_of(given, "full_attention") | kind | scaling
     local = Config({"rope_parameters": _rope_of(given, "sliding_attention")}, config.where)
     whole = Config({"rope_parameters": scaled}, config.where)
     return (
@@ -198,7 +204,7 @@ FAMILY = Family(
         VISION_PREFIXES + TEXT_PREFIXES,
         DECODER_RULES + POST_NORM_RULES + VISION_RULES,
         # The attention pooling head of SigLIP, which the projector replaces.
-        ignored=(r".*\.rotary_emb\..*", r"(model\.)?vision_tower\.(vision_model\.)?head\..*"),
+        ignored=(*IGNORED, r".*\.rotary_emb\..*", r"(model\.)?vision_tower\.(vision_model\.)?head\..*"),
     ),
 )
 
@@ -207,5 +213,5 @@ TEXT_FAMILY = Family(
     model_type="gemma3_text",
     defaults=Defaults(text=TEXT),
     decoder=read_text,
-    renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(r".*\.rotary_emb\..*",)),
+    renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(*IGNORED, r".*\.rotary_emb\..*")),
 )
