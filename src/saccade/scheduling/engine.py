@@ -38,6 +38,7 @@ LISTEN_S = 1.0  # how long commands are taken while a step runs; steps take a fr
 NO_SCORES: Mapping[str, Scores] = {}
 
 
+from saccade.wire.trace_records import EngineTrace
 class Engine:
     """Schedules, composes, executes. Every request that `add` accepts ends in exactly one update with a finish."""
 
@@ -63,11 +64,11 @@ class Engine:
         self._dead: EngineDeadError | None = None
         self.passes = PassLog(composer.catalogues, clock)
         self.step_tokens = new_step_tokens()
-        self.trace = TraceLog(executor, self._live, clock)
         self.idle = IdleWork(executor, composer, scheduler, lambda: not self.has_work and not self._in_flight)
         self._encoder = MediaEncoder(executor, composer, self.passes, clock)
 
     @property
+        self._trace: TraceLog | None = None  # while a trace is recorded
     def has_work(self) -> bool:
         return not self.scheduler.is_idle
 
@@ -146,6 +147,15 @@ class Engine:
     def stop(self, request_id: str, stop: str) -> list[Update]:
         return self._complete(self.scheduler.stop(request_id, stop))
 
+    def begin_trace(self) -> None:
+        """Starts over if a trace is being recorded already."""
+        self._trace = TraceLog(self.executor, self._live, self._clock)
+
+    def end_trace(self) -> EngineTrace | None:
+        """None if no trace was being recorded."""
+        trace, self._trace = self._trace, None
+        return None if trace is None else trace.end()
+
     def calibrate(self, orders: Calibrate) -> None:
         """Measures pass times, which decide between graphs and set the pace of steps."""
         self.executor.execute(orders)
@@ -186,7 +196,8 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
-        self.trace.note_load(self.scheduler)
+        if self._trace is not None:
+            self._trace.note_load(self.scheduler)
         return updates
 
     def _should_collect(self, take_commands: Callable[[], bool] | None) -> bool:
@@ -287,7 +298,8 @@ class Engine:
             if update.finish is not None:
                 timings, passes = live.timings(self._clock()), self.passes.take_counts(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
-                self.trace.note_end(live, update.finish.reason)
+                if self._trace is not None:
+                    self._trace.note_end(live, update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
