@@ -24,7 +24,14 @@ from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.pass_log import PassLog
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, spans_of
+from saccade.scheduling.request_checks import (
+    PixelAccount,
+    check_frames,
+    check_head,
+    check_tokens,
+    output_shift,
+    spans_of,
+)
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
@@ -104,7 +111,7 @@ class Engine:
             weight=turn.weight,
             deadline=deadline,
             cache_salt=cache_salt,
-            output_shift=prompt.output_shift,
+            output_shift=output_shift(prompt),
         )
         ids = self.scheduler.add(request)
         self._pixels.count(prompt, len(ids))

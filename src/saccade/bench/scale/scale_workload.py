@@ -34,7 +34,6 @@ class ImagePrompt:
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
     affinity_key: bytes
-    output_shift: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ def arrivals(settings: ScaleSettings, num_replicas: int) -> Iterator[Arrival]:
             params=params,
             spans=image.spans,
             arrival=float(times[at]),
-            output_shift=image.output_shift,
         )
         tokens = request_tokens(len(request.prompt_ids), params)
         yield Arrival(request.arrival, request, image.affinity_key, tokens, int(routers[at]))
@@ -91,7 +89,7 @@ def image_prompt(image: int) -> ImagePrompt:
     digest = blake2b(image.to_bytes(8, "little"), digest_size=32).digest()
     prompt = replace(shared, media=(replace(shared.media[0], digest=digest),))
     spans = tuple(replace(span, digest=digest) for span in _shared_spans())
-    return ImagePrompt(_shared_tokens(), spans, affinity_key(prompt), shared.output_shift)
+    return ImagePrompt(_shared_tokens(), spans, affinity_key(prompt))
 
 
 @lru_cache(1)
