@@ -16,7 +16,7 @@ from saccade.scheduling import executing
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, StepResult
-from saccade.scheduling.flight import Flight, Pooled, finished_vector
+from saccade.scheduling.flight import Flight, finished_vector
 from saccade.scheduling.idle_work import IdleWork
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.media_encoder import MediaEncoder
@@ -38,6 +38,7 @@ from saccade.scheduling.trace_log import TraceLog
 from saccade.wire.engine_metrics import JobStats, new_step_tokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
@@ -45,7 +46,6 @@ LISTEN_S = 1.0  # how long commands are taken while a step runs; steps take a fr
 NO_SCORES: Mapping[str, Scores] = {}
 
 
-from saccade.wire.trace_records import EngineTrace
 class Engine:
     """Schedules, composes, executes. Every request that `add` accepts ends in exactly one update with a finish."""
 
@@ -69,13 +69,13 @@ class Engine:
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[Flight] = deque()
         self._dead: EngineDeadError | None = None
+        self._trace: TraceLog | None = None  # while a trace is recorded
         self.passes = PassLog(composer.catalogues, clock)
         self.step_tokens = new_step_tokens()
         self.idle = IdleWork(executor, composer, scheduler, lambda: not self.has_work and not self._in_flight)
         self._encoder = MediaEncoder(executor, composer, self.passes, clock)
 
     @property
-        self._trace: TraceLog | None = None  # while a trace is recorded
     def has_work(self) -> bool:
         return not self.scheduler.is_idle
 
@@ -147,13 +147,6 @@ class Engine:
             phase["shadow"] = self.idle.shadow_counts(name)
         return found
 
-    def abort(self, request_id: str) -> list[Update]:
-        """Ends a request now. It gets no further updates."""
-        return self._complete(self.scheduler.abort(request_id))
-
-    def stop(self, request_id: str, stop: str) -> list[Update]:
-        return self._complete(self.scheduler.stop(request_id, stop))
-
     def begin_trace(self) -> None:
         """Starts over if a trace is being recorded already."""
         self._trace = TraceLog(self.executor, self._live, self._clock)
@@ -162,6 +155,13 @@ class Engine:
         """None if no trace was being recorded."""
         trace, self._trace = self._trace, None
         return None if trace is None else trace.end()
+
+    def abort(self, request_id: str) -> list[Update]:
+        """Ends a request now. It gets no further updates."""
+        return self._complete(self.scheduler.abort(request_id))
+
+    def stop(self, request_id: str, stop: str) -> list[Update]:
+        return self._complete(self.scheduler.stop(request_id, stop))
 
     def calibrate(self, orders: Calibrate) -> None:
         """Measures pass times, which decide between graphs and set the pace of steps."""
@@ -226,7 +226,8 @@ class Engine:
                     self._begin(self._live[chunk.request_id])
             flight.failed = self._encoder.encode(plan, self._live) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
-            flight.pooled = Pooled.of(plan.chunks, self._live)
+            flight.summed = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.num_summed]
+            flight.picked = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.picks_logits]
             names = [chunk.request_id for chunk in plan.chunks]
             flight.passes = self.passes.add("language", orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
