@@ -38,6 +38,7 @@ class Resources:
     """Invariant: pool references and encoder holds are those of running requests, unreleased detached resources and the
     unfinished media item. There is at most one of those, because a pass that is not finished occupies its buffers."""
 
+        self.num_queried_tokens = self.num_hit_tokens = 0  # of requests that started, and found computed
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
@@ -69,7 +70,8 @@ class Resources:
             return  # finding its own blocks again does not count as a cache hit
         request.num_cached_tokens = request.num_computed
         if self.prefix is not None:
-            self.prefix.count(request.num_tokens, len(shared))
+            self.num_queried_tokens += request.num_tokens
+            self.num_hit_tokens += request.num_computed
 
     def grow(self, request: Request) -> bool:
         """Makes sure that the next row has a slot. Returns False if no block is left."""

@@ -162,7 +162,7 @@ class Scheduler:
         return True
 
     def stats(self) -> SchedulerStats:
-        pool, encoder, prefix = self.resources.pool, self.resources.encoder, self.resources.prefix
+        pool, encoder = self.resources.pool, self.resources.encoder
         return SchedulerStats(
             waiting=len(self._waiting),
             waiting_tokens=self._waiting.num_prompt_tokens,
@@ -170,8 +170,8 @@ class Scheduler:
             kv_usage=pool.num_used / (pool.num_blocks - 1),
             encoder_usage=encoder.num_held_rows / encoder.max_rows,
             preemptions=self.num_preemptions,
-            prefix_queried_tokens=prefix.num_queried_tokens if prefix else 0,
-            prefix_hit_tokens=prefix.num_hit_tokens if prefix else 0,
+            prefix_queried_tokens=self.resources.num_queried_tokens,
+            prefix_hit_tokens=self.resources.num_hit_tokens,
             encoder_queries=encoder.num_hits + encoder.num_misses,
             encoder_hits=encoder.num_hits,
         )
