@@ -137,12 +137,6 @@ class Request:
             return 0
         return self.num_scored if self.has_unscored_rows else self.num_tokens - 1
 
-    def num_summed(self, start: int, end: int) -> int:
-        """How many of these rows, from the end, are summed into its vector: all for a mean, else the prompt's last."""
-        if self.params.pooling == "mean":
-            return end - start
-        return int(self.params.pooling == "last" and end == len(self.prompt_ids))
-
     def tokens_from(self, start: int) -> tuple[int, ...]:
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])

@@ -27,22 +27,18 @@ class UnfinishedMedia:
     media_idx: int
     entry: Entry
     num_parts: int
-    num_planned: int
-
-    @property
-    def num_left(self) -> int:
-        return self.num_parts - self.num_planned
+    num_planned: int = 0
 
 
 class Resources:
     """Invariant: pool references and encoder holds are those of running requests, unreleased detached resources and the
     unfinished media item. There is at most one of those, because a pass that is not finished occupies its buffers."""
 
-        self.num_queried_tokens = self.num_hit_tokens = 0  # of requests that started, and found computed
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
         self.unfinished: UnfinishedMedia | None = None
+        self.num_queried_tokens = self.num_hit_tokens = 0  # of requests that started, and found computed
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
         """Returns the computed blocks that a starting request can share, or None if its known tokens do not fit with
