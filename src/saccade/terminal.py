@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from saccade.errors import ConfigError
 
 NARROW, WIDEST = 60, 10_000
 
@@ -30,6 +33,20 @@ def warn(text: str) -> None:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def write_json(path: Path | str, value: Any, flags: str = "--json", *, makes_folder: bool = False) -> None:
+    write_file(path, json.dumps(value, indent=1), flags, makes_folder=makes_folder)
+
+
+def write_file(path: Path | str, text: str, flags: str, *, makes_folder: bool = False) -> None:
+    """Writes a file that the user named with `flags`."""
+    try:
+        if makes_folder:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror} ({flags})") from None
 
 
 def discard_output() -> None:

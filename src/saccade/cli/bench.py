@@ -1,10 +1,8 @@
 """`saccade bench ...`: benchmarks of model passes, all-reduce, servers and their startup, soaks, and simulations."""
 
-import json
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +26,7 @@ from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.signals import ended_by_sigterm
 from saccade.config import GraphBenchSettings, openai_api_key
-from saccade.terminal import Output, print_table, stages
+from saccade.terminal import Output, print_table, stages, write_json
 
 SERVE = "bench serve"
 ABOUT = {
@@ -194,5 +192,5 @@ def _measured(measure: Callable[..., Any], *given: Any) -> Any:
     with stages(Console(stderr=True), "starting") as say:
         bench = measure(*given, say)
     if given[-1].json:
-        Path(given[-1].json).write_text(json.dumps(asdict(bench), indent=1))
+        write_json(given[-1].json, asdict(bench))
     return bench

@@ -1,6 +1,5 @@
 """Runs evaluation tasks through the engine."""
 
-import json
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.offline.llm import LLM
-from saccade.terminal import progress_bar
+from saccade.terminal import progress_bar, write_json
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -70,7 +69,7 @@ def run_eval(
             results[way] = [result for task in tasks for result in _run_task(llm, task, way, console)]
     report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
     if settings.json:
-        Path(settings.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_json(settings.json, report.to_json())
     return report
 
 

@@ -1,10 +1,8 @@
 """`saccade bench serve` and `saccade bench startup`: runs, prints, saves and compares, and returns the exit code."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +20,7 @@ from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, ru
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
 from saccade.bench.serving.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError, SaccadeError
-from saccade.terminal import print_table
+from saccade.terminal import print_table, write_file, write_json
 
 EXIT_FAILED_REQUESTS = 1
 
@@ -159,10 +157,7 @@ def _bench_loads(
 
 
 def _write_page(text: str, output: OutputSettings, console: Console) -> None:
-    try:
-        Path(output.report).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output.report} cannot be written: {error.strerror} (--report)") from None
+    write_file(output.report, text, "--report")
     console.print(f"wrote {output.report}", markup=False, highlight=False)
 
 
@@ -170,6 +165,5 @@ def bench_startup(model: str, settings: StartupBenchSettings, console: Console) 
     starts = run_startup_bench(model, settings, Shown(Console(stderr=True)))
     print_startup(starts, console)
     if settings.json:
-        data = {"starts": [asdict(start) for start in starts]}
-        Path(settings.json).write_text(json.dumps(data, indent=1), encoding="utf-8")
+        write_json(settings.json, {"starts": [asdict(start) for start in starts]})
     return EXIT_FAILED_REQUESTS if any(start.failures for start in starts) else 0

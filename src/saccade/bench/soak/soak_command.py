@@ -1,10 +1,8 @@
 """`saccade bench soak`: starts or finds a server, runs, prints and saves the report, and returns the exit code."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +14,7 @@ from saccade.bench.soak.soak_samples import listener
 from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.bench.soak.soak_verdict import shown
 from saccade.errors import ConfigError
-from saccade.terminal import print_table, stages
+from saccade.terminal import print_table, stages, write_json
 
 EXIT_FOUND = 1
 HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
@@ -36,7 +34,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
             report = _with_server(model, settings, say)
     print_soak(report, console)
     if settings.json:
-        _write(report, settings.json)
+        write_json(settings.json, asdict(report) | {"is_clean": report.is_clean})
     return 0 if report.is_clean else EXIT_FOUND
 
 
@@ -86,11 +84,3 @@ def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None])
         if server.has_ended:
             report.problems.append("the server has exited; its last lines:\n" + "\n".join(server.last))
     return report
-
-
-def _write(report: SoakReport, path: str) -> None:
-    data = asdict(report) | {"is_clean": report.is_clean}
-    try:
-        Path(path).write_text(json.dumps(data, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror} (--json)") from None
