@@ -93,20 +93,27 @@ def test_bench_graphs_picks_sizes_for_the_device_and_says_what_it_does(
     assert "weights of size tiny on cpu" in told.err.splitlines() and "tokens=24" in told.err
 
 
+JSON_COMMANDS = ("graphs", "offline", "vision", "allreduce", "startup", "soak", "scale")
+
+
 @pytest.mark.parametrize(
-    "command",
-    ["bench graphs", "bench offline", "bench vision", "bench allreduce", "bench startup", "bench soak", "eval"],
+    ("command", "flag"),
+    [*((f"bench {name}", "--json") for name in JSON_COMMANDS), ("eval", "--json")]
+    + [("bench vision", "--plot"), ("bench scale", "--plot")],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli_bench, "stages", _nothing_runs)
     monkeypatch.setattr("saccade.bench.serving.serving_command.run_startup_bench", _nothing_runs)
     monkeypatch.setattr("saccade.bench.soak.soak_command.stages", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.scale.scale_command.run_scale_bench", _nothing_runs)
     monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)
-    for path, reason in ((tmp_path / "no" / "x.json", "its folder does not exist"), (tmp_path, "it is a folder")):
-        assert main([*command.split(), "--json", str(path)]) == 2
-        assert f"{path} cannot be written: {reason} (--json)" in capsys.readouterr().err
+    monkeypatch.setattr("saccade.terminal.find_spec", lambda name: "installed")
+    (folder := tmp_path / "folder.png").mkdir()
+    for path, reason in ((tmp_path / "no" / "x.png", "its folder does not exist"), (folder, "it is a folder")):
+        assert main([*command.split(), flag, str(path)]) == 2
+        assert f"{path} cannot be written: {reason} ({flag})" in capsys.readouterr().err
 
 
 def _nothing_runs(*given: Any, **named: Any) -> Any:

@@ -4,12 +4,14 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from saccade.terminal import print_table, progress_bar, stages
+from saccade.errors import ConfigError
+from saccade.terminal import print_table, progress_bar, stages, write_json
 
 BOUND_S = 300
 PRINTS = "from saccade.terminal import Output; Output().print('much ' * 99999)"
@@ -96,3 +98,11 @@ def piped_to_nobody(code: str) -> tuple[int, bytes]:
     finally:
         os.close(writer)
     return done.returncode, done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_its_flag(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "figures.json"
+    with pytest.raises(ConfigError, match=rf"{path} cannot be written: No such file or directory \(--json\)"):
+        write_json(path, {"a": 1})
+    write_json(path, {"a": 1}, makes_folder=True)
+    assert path.read_text() == '{\n "a": 1\n}\n'

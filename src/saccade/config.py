@@ -16,6 +16,34 @@ def setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def flag_of(name: str) -> str:
+    """`--max-model-len` for `max_model_len`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refused(name: str, value: object, allowed: str) -> ConfigError:
+    """The error for a setting whose value is not allowed."""
+    return ConfigError(f"{name} is {value}; {allowed} ({flag_of(name)})")
+
+
+def check_at_least(settings: Any, lowest: Mapping[str, float]) -> None:
+    for name, low in lowest.items():
+        if not (value := getattr(settings, name)) >= low:
+            raise refused(name, value, f"it must be at least {low}")
+
+
+def check_not_negative(settings: Any, *names: str) -> None:
+    for name in names:
+        if not (value := getattr(settings, name)) >= 0:
+            raise refused(name, value, "it must be 0 or more")
+
+
+def check_above_zero(settings: Any, *names: str) -> None:
+    for name in names:
+        if not (value := getattr(settings, name)) > 0:
+            raise refused(name, value, "it must be above 0")
+
+
 Word = Annotated[str, "has no comma"]
 """An item of a list that may be written with commas (`tuple[Word, ...]`). Lists of plain `str` keep their commas."""
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,40 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def check_json_file(path: str) -> None:
-    """Refuses the file of --json before minutes of work, not after. An empty path asks for none."""
+def check_file(path: str, flags: str = "--json") -> None:
+    """Refuses a file to be written at the end of minutes of work before them. An empty path asks for none."""
     file = Path(path)
     if path and file.is_dir():
-        raise _not_written(path, "it is a folder")
+        raise _not_written(path, "it is a folder", flags)
     if path and not file.parent.is_dir():
-        raise _not_written(path, "its folder does not exist")
+        raise _not_written(path, "its folder does not exist", flags)
     if path and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _not_written(path, "this user may not write there")
+        raise _not_written(path, "this user may not write there", flags)
 
 
-def save_json(value: Any, path: str) -> None:
+def check_plot(path: str) -> None:
+    """As `check_file`, for a picture that matplotlib draws."""
+    if path and find_spec("matplotlib") is None:
+        raise ConfigError("matplotlib is not installed; `pip install matplotlib` for --plot")
+    check_file(path, "--plot")
+
+
+def write_json(path: Path | str, value: Any, flags: str = "--json", *, makes_folder: bool = False) -> None:
+    write_file(path, json.dumps(value, indent=1) + "\n", flags, makes_folder=makes_folder)
+
+
+def write_file(path: Path | str, text: str, flags: str, *, makes_folder: bool = False) -> None:
+    """Writes a file that the user named with `flags`."""
     try:
-        Path(path).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        if makes_folder:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _not_written(path, error.strerror) from None
+        raise _not_written(path, error.strerror, flags) from None
 
 
-def _not_written(path: str, reason: str | None) -> ConfigError:
-    return ConfigError(f"{path} cannot be written: {reason} (--json)")
+def _not_written(path: Path | str, reason: str | None, flags: str) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {reason} ({flags})")
 
 
 def discard_output() -> None:

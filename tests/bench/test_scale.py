@@ -171,12 +171,6 @@ def test_wrong_settings_are_refused_with_what_would_work(wrong: dict[str, object
         replace(SMALL, **wrong)  # type: ignore[arg-type]
 
 
-def test_files_that_cannot_be_written_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--replicas", "1", "--policies", "affinity", "--requests-per-replica", "4"]
-    assert main(["bench", "scale", *flags, "--json", str(tmp_path / "no" / "figures.json")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
 def test_the_policies_are_the_servers() -> None:
     affinity = new_policy("affinity", 8192)
     assert isinstance(affinity, ConsistentHashing) and (affinity.bound, affinity.room_tokens) == (1.25, 16384)

@@ -98,8 +98,6 @@ def test_a_match_is_limited_to_a_number_of_tokens() -> None:
         prefix.insert(key, block)
     assert prefix.match(keys, len(TOKENS) - 1) == blocks[:2]
     assert prefix.match(keys, len(TOKENS)) == blocks
-    prefix.count(len(TOKENS), 2)
-    assert (prefix.num_queried_tokens, prefix.num_hit_tokens) == (12, 8)
 
 
 def test_a_missing_block_ends_the_match() -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,15 +19,15 @@ class Clock:
         return self.now
 
 
-class Trace:
+class Engine:
     def __init__(self) -> None:
-        self.is_recording = False
+        self.is_traced = False
 
-    def begin(self) -> None:
-        self.is_recording = True
+    def begin_trace(self) -> None:
+        self.is_traced = True
 
-    def end(self) -> None:
-        self.is_recording = False
+    def end_trace(self) -> None:
+        self.is_traced = False
 
 
 @pytest.fixture
@@ -37,13 +36,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def trace() -> Trace:
-    return Trace()
+def engine() -> Engine:
+    return Engine()
 
 
 @pytest.fixture
-def watch(trace: Trace, clock: Clock) -> Watch:
-    return Watch(cast(Any, SimpleNamespace(trace=trace)), clock)
+def watch(engine: Engine, clock: Clock) -> Watch:
+    return Watch(cast(Any, engine), clock)
 
 
 def profiled(watch: Watch, question: StartProfile | StopProfile) -> Profiled:
@@ -52,26 +51,26 @@ def profiled(watch: Watch, question: StartProfile | StopProfile) -> Profiled:
     return found
 
 
-def test_a_trace_ends_at_its_limit(watch: Watch, trace: Trace, clock: Clock) -> None:
+def test_a_trace_ends_at_its_limit(watch: Watch, engine: Engine, clock: Clock) -> None:
     assert watch.seconds_left() is None
     watch.answer(BeginTrace(1, limit_s=5.0))
     assert watch.seconds_left() == 5.0
     clock.now += 4.9
     watch.check()
-    before = trace.is_recording
+    before = engine.is_traced
     clock.now += 0.1
     watch.check()
-    assert (before, trace.is_recording) == (True, False) and watch.seconds_left() is None
+    assert (before, engine.is_traced) == (True, False) and watch.seconds_left() is None
 
 
-def test_a_trace_that_was_ended_has_no_limit_left(watch: Watch, trace: Trace, clock: Clock) -> None:
+def test_a_trace_that_was_ended_has_no_limit_left(watch: Watch, engine: Engine, clock: Clock) -> None:
     watch.answer(BeginTrace(1, limit_s=5.0))
     watch.answer(EndTrace(2))
-    assert not trace.is_recording and watch.seconds_left() is None
-    trace.begin()
+    assert not engine.is_traced and watch.seconds_left() is None
+    engine.begin_trace()
     clock.now += 10.0
     watch.check()
-    assert trace.is_recording, "the limit belonged to the first trace"
+    assert engine.is_traced, "the limit belonged to the first trace"
 
 
 def test_a_profile_ends_at_its_limit_and_its_file_is_named_once(watch: Watch, clock: Clock, tmp_path: Path) -> None:

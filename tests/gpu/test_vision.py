@@ -177,7 +177,7 @@ class Passes:
             self.capture(layout)
 
     def capture(self, layout: ExactLayout) -> None:
-        nbytes = self.encoder.capture_layout(layout)
+        nbytes = self.encoder.graphs.capture_layout(layout)
         self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
 
 

@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 
 from saccade.jobs import fair_threads
-from saccade.jobs.fair_slots import FairSlots
-from saccade.jobs.fair_threads import FairThreads
+from saccade.jobs.fair_threads import FairSlots, FairThreads
 
 WAIT_S = 60.0
 

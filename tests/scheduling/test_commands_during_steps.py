@@ -173,13 +173,13 @@ def test_an_idle_worker_ends_a_trace_at_its_time_limit(
 ) -> None:
     link, front = links
     engine, _ = slow_engine(lambda: True)
-    end = engine.trace.end
+    end = engine.end_trace
 
     def end_and_close() -> Any:
         front.send([encode(Close())])  # no command arrived before
         return end()
 
-    monkeypatch.setattr(engine.trace, "end", end_and_close)
+    monkeypatch.setattr(engine, "end_trace", end_and_close)
     front.send([encode(BeginTrace(1, limit_s=0.02))])
     worker = threading.Thread(target=Worker(engine, link, lambda reply: None).run, daemon=True)
     worker.start()

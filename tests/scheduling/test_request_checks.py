@@ -11,7 +11,7 @@ from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.inputs.text.chat_messages import MediaKind
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, output_shift, spans_of
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -122,4 +122,4 @@ def test_outputs_are_shifted_by_the_time_steps_that_text_after_a_video_ignores(
 ) -> None:
     prompt = placed(kind, 28, interval)  # at the end, where its time may be ahead of its rows
     ahead = int(prompt.positions_3T.max()) - int(prompt.positions_3T[1:].max())
-    assert prompt.output_shift == ahead == (2 if interval == 5.0 else 0)
+    assert output_shift(prompt) == ahead == (2 if interval == 5.0 else 0)

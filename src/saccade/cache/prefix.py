@@ -45,8 +45,6 @@ class PrefixCache:
         assert pool.on_evict is None, "the pool has a prefix cache already"
         pool.on_evict = self._forget
         self.pool = pool
-        self.num_queried_tokens = 0
-        self.num_hit_tokens = 0
         self._model = model
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
@@ -72,11 +70,6 @@ class PrefixCache:
         """The blocks of the longest cached prefix of at most `max_tokens` tokens. The caller must share them."""
         run = takewhile(self._blocks.__contains__, keys[: max_tokens // self.pool.block_size])
         return tuple(self._blocks[key] for key in run)
-
-    def count(self, num_tokens: int, num_hit_blocks: int) -> None:
-        """Count a request of `num_tokens` that found `num_hit_blocks` blocks here."""
-        self.num_queried_tokens += num_tokens
-        self.num_hit_tokens += num_hit_blocks * self.pool.block_size
 
     def insert(self, key: bytes, block: int) -> None:
         """Add a referenced block that is full and computed. If the key has a block, that one stays."""

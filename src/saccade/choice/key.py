@@ -79,9 +79,13 @@ class Decision(msgspec.Struct, frozen=True):
     detail: str = ""
     padded_to: Capacity | None = None
 
+    @property
+    def why(self) -> str:
+        return f"{self.reason} ({self.detail})" if self.detail else str(self.reason)
+
     def __str__(self) -> str:
         place = f" [{self.key}]" if self.key else ""
-        return f"{self.tier}{place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+        return f"{self.tier}{place}: {self.why}"
 
 
 def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from saccade.cli.actions import Budget, GraphWord, Ignore, Refuse, Translate
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.cli.values import is_list, reader_of
-from saccade.config import ENVIRONMENT_PREFIX, environment, foreign_variables
+from saccade.config import ENVIRONMENT_PREFIX, environment, flag_of, foreign_variables
 
 Refused = dict[str, tuple[str, frozenset[str]]]
 
@@ -280,16 +280,12 @@ def variable_notes(variables: Mapping[str, str] | None = None) -> list[str]:
 def unknown_variables(kinds: Iterable[type[Any]], variables: Mapping[str, str] | None = None) -> list[str]:
     """One line for each unknown SACCADE_ variable: with SACCADE_API_KEY misspelt, a server would be open."""
     known = {"config", *(field.name for settings in kinds for field in fields(settings))}
-    flags = [_flag(name) for name in sorted(known)]
-    found = {name: _flag(name) for name in sorted(set(environment(variables)) - known)}
+    flags = [flag_of(name) for name in sorted(known)]
+    found = {name: flag_of(name) for name in sorted(set(environment(variables)) - known)}
     return [
         f"{ENVIRONMENT_PREFIX}{name.upper()} changes nothing: there is no {flag}{did_you_mean(flag, flags)}"
         for name, flag in found.items()
     ]
-
-
-def _flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
 
 
 def add_aliases(parser: Parser) -> None:

@@ -26,7 +26,7 @@ from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.signals import ended_by_sigterm
 from saccade.config import GraphBenchSettings, openai_api_key
-from saccade.terminal import Output, check_json_file, print_table, save_json, stages
+from saccade.terminal import Output, check_file, check_plot, print_table, stages, write_json
 
 SERVE = "bench serve"
 ABOUT = {
@@ -148,6 +148,7 @@ def _vision(flags: Namespace) -> int:
     from saccade.bench.passes.vision_report import plot_vision_bench, print_vision_bench
 
     settings = settings_from(flags, VisionBenchSettings)
+    check_plot(settings.plot)
     bench = _measured(run_vision_bench, chosen_model(flags.words), settings)
     print_vision_bench(bench, Output())
     if settings.plot:
@@ -190,9 +191,9 @@ def _allreduce(flags: Namespace) -> int:
 def _measured(measure: Callable[..., Any], *given: Any) -> Any:
     """Runs a benchmark and writes its figures to the `json` file of its settings, its last argument."""
     path: str = given[-1].json
-    check_json_file(path)
+    check_file(path)
     with stages(Console(stderr=True), "starting") as say:
         bench = measure(*given, say)
     if path:
-        save_json(asdict(bench), path)
+        write_json(path, asdict(bench))
     return bench

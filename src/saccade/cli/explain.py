@@ -13,7 +13,7 @@ from rich.table import Table
 from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
-from saccade.config import Word, setting
+from saccade.config import Word, check_at_least, setting
 from saccade.errors import ConfigError, RequestError
 from saccade.terminal import Output, print_json, print_table
 
@@ -42,9 +42,7 @@ class ExplainSettings:
     json: bool = setting(False, "print JSON")
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "batch"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1 (--{name.replace('_', '-')})")
+        check_at_least(self, {"prompt_tokens": 1, "batch": 1})
         self.videos()
         for text in self.image:
             if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():

@@ -13,7 +13,7 @@ import yaml
 
 from saccade.cli.groups import HELP_ALL, Group, HelpAction, first_sentence, name_of
 from saccade.cli.values import is_list, keeps_commas, read_value, reader_of, shown
-from saccade.config import ENVIRONMENT_PREFIX, environment
+from saccade.config import ENVIRONMENT_PREFIX, environment, flag_of
 from saccade.errors import ConfigError
 
 Settings = TypeVar("Settings")
@@ -104,7 +104,7 @@ class Parser(ArgumentParser):
     def _add_field(self, group: Group, field: Field[Any], kind: Any, default: Any) -> None:
         assert default is not MISSING, f"{field.name} has no default"
         self.kinds[field.name], self._own_defaults[field.name] = kind, default
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = flag_of(field.name)
         note = f" (default: {shown(default)})" if default not in ("", None, ()) and default is not False else ""
         text = (field.metadata.get("help", "") + note).replace("%", "%%")
         if kind is bool:
@@ -135,7 +135,7 @@ class Parser(ArgumentParser):
             elif name in self.kinds:
                 kind = self.kinds[name]
                 values[name] = _read(f"{path}: {key}", lambda v, kind=kind: read_value(kind, v), value)
-            elif (flag := f"--{name.replace('_', '-')}") in self._foreign:
+            elif (flag := flag_of(name)) in self._foreign:
                 foreign += _as_flag(flag, value)
             else:
                 known = [name.replace("_", "-") for name in self.kinds]

@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from http.client import InvalidURL
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -16,6 +15,7 @@ from rich.console import Console
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import check_sent_key, setting
 from saccade.errors import ConfigError, SaccadeError
+from saccade.terminal import write_file
 from saccade.wire.trace_records import MAX_TRACE_S
 
 ANSWER_S = 120.0  # time for the reply, beyond the seconds of the trace
@@ -61,10 +61,7 @@ def run(flags: Namespace) -> int:
     if asked.output == "-":
         sys.stdout.write(text)
         return 0
-    try:
-        Path(asked.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{asked.output} cannot be written: {error.strerror} (--output)") from None
+    write_file(asked.output, text, "--output")
     tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     console.print(f"{asked.output}: {len(events)} events on {len(tracks)} tracks; open it at https://ui.perfetto.dev")
     if not tracks:

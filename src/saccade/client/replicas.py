@@ -57,7 +57,7 @@ class Replicas:
         for name in self._replicas:
             self._router.join(name)
         engines = [replica.engine for replica in replicas if replica.engine is not None]
-        self._processor, self._ready = engines[0].processor, _sum_of([engine.ready for engine in engines])
+        self._processor, self._ready = engines[0].processor, sum_of([engine.ready for engine in engines])
         self._running: dict[str, _Running] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_closing = False
@@ -244,7 +244,7 @@ def devices_of(device: str, count: int, ranks: int) -> list[str]:
     return [f"{kind}:{int(index or 0) + i * ranks}" for i in range(count)]
 
 
-def _sum_of(found: Sequence[Ready]) -> Ready:
+def sum_of(found: Sequence[Ready]) -> Ready:
     """What all engines offer together. Limits on concurrent work add up; limits of one request or step do not."""
     limits = [one.limits for one in found]
     sums = {name: sum(getattr(one, name) for one in limits) for name in _ADD_UP}

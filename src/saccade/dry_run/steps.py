@@ -162,7 +162,7 @@ def _explained(one: Pass, content: str) -> ExplainedPass:
         rows=rows,
         bucket_rows=decision.key.capacity[name] if decision.key else rows,
         tier=decision.tier,
-        reason=decision.reason.value + (f" ({decision.detail})" if decision.detail else ""),
+        reason=decision.why,
         graph=str(decision.key) if decision.key else "",
     )
 

@@ -18,7 +18,7 @@ from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.offline.llm import LLM
-from saccade.terminal import check_json_file, progress_bar, save_json
+from saccade.terminal import check_file, progress_bar, write_json
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -58,7 +58,7 @@ def run_eval(
     """Runs every chosen task, with the graphs of `engine`, or in each graph mode with `graphs_compare`. If a task's
     data is missing, `all` skips it with the reason; a task chosen by name is an error. `console` shows a progress bar,
     or one line per task if it is not a terminal."""
-    check_json_file(settings.json)
+    check_file(settings.json)
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
     tasks = [_load(name, settings) for name in settings.tasks()]
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
@@ -70,7 +70,7 @@ def run_eval(
             results[way] = [result for task in tasks for result in _run_task(llm, task, way, console)]
     report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
     if settings.json:
-        save_json(report.to_json(), settings.json)
+        write_json(settings.json, report.to_json())
     return report
 
 

@@ -31,9 +31,7 @@ from saccade.execution.ranks import (
 from saccade.execution.resolving import Resolved, num_blocks, resolve
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
-from saccade.execution.sizes import (
-    encoder_index_for,
-)
+from saccade.execution.sizes import encoder_index_for
 from saccade.execution.verification import check_graphs
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.generation import GenerationDefaults

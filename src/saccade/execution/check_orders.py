@@ -1,17 +1,18 @@
-"""The orders that check a rank's graphs. All ranks obey them together, and each learns what the others found."""
+"""The orders that check a rank's graphs. All ranks obey them together, and each learns what the others found. They
+check in lockstep, so their reports have the same rows and are merged to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import msgpack
 
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.rank_reports import merge_audits, merge_verified
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Replayed, file_of_rank, read_file, replay_file
 from saccade.execution.verification import OnGraph, audit_graphs, verify_graphs
-from saccade.graphs import AuditReport, VerifyReport
+from saccade.graphs import AuditReport, AuditRow, VerifyReport, VerifyRow
 from saccade.layers.parallel import ParallelGroup
 from saccade.scheduling.orders import AuditGraphs, BeginShadow, CheckReplay, GraphCheck, RepeatReplay, VerifyGraphs
 
@@ -34,9 +35,9 @@ class GraphChecks:
                 return self._shadow.check_together(number, key)
             case VerifyGraphs(is_short=is_short):
                 own = verify_graphs(self._executor, is_short=is_short, progress=self.on_graph, group=self._group)
-                return merge_verified(self._from_all(own))
+                return _merge_verified(self._from_all(own))
             case AuditGraphs(is_short=is_short):
-                return merge_audits(
+                return _merge_audits(
                     self._from_all(audit_graphs(self._executor, is_short=is_short, progress=self.on_graph))
                 )
             case RepeatReplay(file=file):
@@ -46,3 +47,34 @@ class GraphChecks:
 
     def _from_all(self, own: Found) -> list[Found]:
         return [msgpack.decode(each, type=type(own)) for each in self._group.gather(msgpack.encode(own))]
+
+
+def _merge_verified(reports: Sequence[VerifyReport]) -> VerifyReport:
+    if len(reports) == 1:
+        return reports[0]
+    return VerifyReport(tuple(map(_merge_checks, zip(*(report.rows for report in reports), strict=True))))
+
+
+def _merge_audits(reports: Sequence[AuditReport]) -> AuditReport:
+    if len(reports) == 1:
+        return reports[0]
+    return AuditReport(tuple(map(_merge_findings, zip(*(report.rows for report in reports), strict=True))))
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}"
+
+
+def _merge_checks(rows: Sequence[VerifyRow]) -> VerifyRow:
+    """The worst row, with the ranks on which the replays were wrong and the problem of the first of them."""
+    worst = max(row.difference for row in rows)
+    wrong = [rank for rank, row in enumerate(rows) if not row.is_right]
+    if not wrong:
+        return replace(rows[0], difference=worst)
+    return replace(rows[wrong[0]], difference=worst, problem=f"on {_name_ranks(wrong)}: {rows[wrong[0]].problem}")
+
+
+def _merge_findings(rows: Sequence[AuditRow]) -> AuditRow:
+    found = dict.fromkeys(finding for row in rows for finding in row.findings)
+    having = {finding: [rank for rank, row in enumerate(rows) if finding in row.findings] for finding in found}
+    return replace(rows[0], findings=tuple(f"{finding} (on {_name_ranks(having[finding])})" for finding in found))

@@ -24,7 +24,7 @@ from saccade.execution.pass_timer import DeviceLap, PassTimer, now
 from saccade.execution.pooled_rows import Pooling
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
-from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
+from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.graphs.runner import Progress
 from saccade.scheduling.arrays import CacheLayout
@@ -93,10 +93,6 @@ class ExecutorSettings(EncoderSettings):
     modes: Mapping[str, Mode | None]
     strict: bool
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
-
-    def largest_frame(self, longest: int) -> int:
-        """Rows of the largest image or frame, at most `longest`."""
-        return min(largest_frame(self.images, self.videos), longest)
 
     @property
     def vision_graphs(self) -> GraphSettings:
@@ -262,7 +258,7 @@ class DeviceExecutor:
 
     def capture_layout(self, layout: ExactLayout) -> int:
         assert self.encoder is not None, "only images have layouts"
-        return self.encoder.capture_layout(layout)
+        return self.encoder.graphs.capture_layout(layout)
 
     def _run_pass(self, one: Pass, ticket: DeviceTicket, step: int) -> None:
         timer, device = self._timer, self._model.place.device

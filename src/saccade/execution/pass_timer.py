@@ -76,6 +76,5 @@ class PassTimer:
 
 
 def _traced(ran: _Ran, begin: float, end: float) -> TracedPass:
-    decision = ran.decision
-    reason = str(decision.reason) + (f" ({decision.detail})" if decision.detail else "")
-    return TracedPass(ran.phase, ran.step, begin, end, str(decision.key or ""), reason, ran.rows, ran.room)
+    key = str(ran.decision.key or "")
+    return TracedPass(ran.phase, ran.step, begin, end, key, ran.decision.why, ran.rows, ran.room)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
 from saccade.execution.pass_timer import DeviceLap, now
 from saccade.execution.pixels import new_pixels, warm_up_picture
@@ -36,6 +35,10 @@ class EncoderSettings:
     part_units: int = PART_UNITS  # at least, in each part of a pass that may be divided over several steps
     has_few_buckets: bool = False  # on a CPU, where graphs save no time
     has_shadow: bool = False  # shadow checks may rerun any pass eagerly
+
+    def largest_frame(self, longest: int) -> int:
+        """Rows of the largest image or frame, at most `longest`."""
+        return min(largest_frame(self.images, self.videos), longest)
 
 
 class Encoder:
@@ -131,12 +134,6 @@ class Encoder:
             self.graphs.time_replays()
 
     @torch.no_grad()
-    def capture_layout(self, layout: ExactLayout) -> int:
-        """Captures a graph for one layout. Call it only when idle, as it takes tens of milliseconds. The eager run
-        before the capture fits into what `reserve` kept."""
-        return self.graphs.capture_layout(layout)
-
-    @torch.no_grad()
     def reserve(self) -> int:
         """Runs the largest pass that may run eagerly, so that torch keeps its memory. Returns the bytes kept."""
         if Tier.EXACT in self.graphs.settings.tiers:
@@ -154,7 +151,7 @@ class Encoder:
         """Rows of the largest pass that may run without a graph. A frame over the budget always does. Any other pass
         may if graphs are off, if its layout may get an exact graph later, or if shadow checks rerun it."""
         tiers, is_strict = self.graphs.settings.tiers, self.graphs.settings.strict
-        largest = min(self._longest, largest_frame(self.settings.images, self.settings.videos))
+        largest = self.settings.largest_frame(self._longest)
         if largest > self.settings.max_units and not is_strict:
             return largest
         is_eager = self.settings.has_shadow or Tier.EXACT in tiers or not (is_strict or tiers)

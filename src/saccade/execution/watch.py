@@ -35,11 +35,11 @@ class Watch:
         match question:
             case messages.BeginTrace(serial=serial, limit_s=limit_s):
                 self._trace_until = self._clock() + limit_s
-                self._engine.trace.begin()
+                self._engine.begin_trace()
                 return messages.Traced(serial)
             case messages.EndTrace(serial=serial):
                 self._trace_until = None
-                return messages.Traced(serial, self._engine.trace.end())
+                return messages.Traced(serial, self._engine.end_trace())
             case messages.StartProfile():
                 return messages.Profiled(question.serial, problem=self._start(question))
             case messages.StopProfile(serial=serial):
@@ -52,7 +52,7 @@ class Watch:
         now = self._clock()
         if self._trace_until is not None and now >= self._trace_until:
             self._trace_until = None
-            self._engine.trace.end()
+            self._engine.end_trace()
         if self._profile_until is not None and now >= self._profile_until:
             self._written = self._write()
 

@@ -62,7 +62,7 @@ class Arena:
         self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
         self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
         self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
-        self._row_views = lru_cache(MAX_SIZES)(self._first_rows)
+        self.rows = lru_cache(MAX_SIZES)(self._first_rows)
         slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
@@ -99,11 +99,8 @@ class Arena:
             views[place.buffer.name] = raw.view(place.buffer.dtype).view(place.shape)
         return views
 
-    def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to write in place. If they are passed to `admit`, `fill` does not copy them."""
-        return self._row_views(name, count)
-
     def _first_rows(self, name: str, count: int) -> Tensor:
+        """The first rows of an input, to write in place. If they are passed to `admit`, `fill` does not copy them."""
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")

@@ -35,27 +35,23 @@ class CapturedGraph:
         self.nbytes = 0
         self.num_replays = 0
         self.steps = tuple(steps)
-        self._starts = (0, *ends)
+        self.num_parts = 1 + len(ends)
+        self._starts = (0, *ends, None)
         self._keep_alive = tuple(tensor.untyped_storage() for tensor in state.values())
         self._arena = frame.arena
         self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
         self._marks = self._state.marks()
 
-    @property
-    def num_parts(self) -> int:
-        return len(self._starts)
-
     def replay(self, first: int = 0, end: int | None = None) -> None:
         """Run the graph, or its parts `first` to `end`, on the current content of its buffers. Raises if a buffer or
         any state has moved since the capture. Buffers are checked before the launch. State (weights, caches) is checked
         after it, while the device works, because it has many tensors: the graph only touches memory that it keeps
         alive, and if this raises, nobody sees the results."""
-        starts = (*self._starts, None)
         end = self.num_parts if end is None else end
         if self._arena.pointers() != self._pointers:
             self._refuse_moved()
-        for step in self.steps[starts[first] : starts[end]]:
+        for step in self.steps[self._starts[first] : self._starts[end]]:
             step()
         if self._state.marks() != self._marks:
             self._refuse_moved()

@@ -167,7 +167,8 @@ class GraphRunner:
         self.drop(self.catalogue.exact.add(layout.key, self.capture_layout(layout)))
 
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture an exact graph. Returns the bytes it added to its pool."""
+        """Capture an exact graph. Returns the bytes it added to its pool. Takes tens of milliseconds, so call it only
+        when idle."""
         self.drop(layout.dropped)
         with self._exclusive:
             graph = self._graphs[layout.key] = self._capture_exact(layout)

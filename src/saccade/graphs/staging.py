@@ -41,13 +41,10 @@ class SlabPlace:
         if axis is None:
             view[...] = value
             return
-        count = value.shape[axis]
+        count, padding = value.shape[axis], self.buffer.padding
         view[:count] = value.swapaxes(axis, 0) if axis else value
-        if count < len(view):
-            self._pad(view, count)
-
-    def _pad(self, view: HostArray, count: int) -> None:
-        padding = self.buffer.padding
+        if count == len(view):
+            return
         if isinstance(padding, DummySegment):
             view[count:] = self._num_rows
             if padding.longest:

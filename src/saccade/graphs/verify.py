@@ -130,7 +130,6 @@ def verify_in_parts(
     batches: Sequence[Values],
     between: Callable[[], None],
     *,
-    consume: Consume = copy_out,
     anywhere: Anywhere = bool,
 ) -> VerifyRow:
     """Replay one graph on batches part by part, and call `between` after each part but the last."""
@@ -140,7 +139,7 @@ def verify_in_parts(
     def replay(values: Values) -> TensorDict:
         found: TensorDict = {}
         runner.phase.set_up(values)
-        runner.begin(decision, values, lambda outputs: found.update(consume(outputs)))
+        runner.begin(decision, values, lambda outputs: found.update(copy_out(outputs)))
         for end in range(1, num_parts + 1):
             runner.advance(key, end, num_parts)
             if end < num_parts:

@@ -69,13 +69,6 @@ class Prompt:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def output_shift(self) -> int:
-        """How far ahead generated tokens are of the positions they will have in a later prompt: `rope_delta` counts a
-        video's time steps, but text after a video ignores them."""
-        positions = self.positions_3T
-        return int(positions.max()) - int(positions[1:].max()) if positions.size else 0
-
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
     positions = text_positions(len(token_ids))

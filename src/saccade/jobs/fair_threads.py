@@ -1,9 +1,9 @@
-"""A thread pool that is fair between callers."""
+"""A thread pool and a semaphore that are fair between callers."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Condition, Thread
+from threading import Condition, Event, Lock, Thread
 from typing import Any, TypeVar
 
 from saccade.jobs.fair_queue import FairQueue
@@ -84,3 +84,28 @@ class FairThreads:
         finally:
             del future, work  # the error refers to this frame; a reference back would be a cycle
         return True
+
+
+class FairSlots:
+    """A semaphore for threads."""
+
+    def __init__(self, num: int) -> None:
+        self._num_free = num
+        self._queue: FairQueue[Event] = FairQueue()
+        self._lock = Lock()
+
+    def acquire(self, caller: str) -> None:
+        with self._lock:
+            if self._num_free:
+                self._num_free -= 1
+                return
+            mine = Event()
+            self._queue.put(caller, mine)
+        mine.wait()
+
+    def release(self) -> None:
+        with self._lock:
+            if self._queue:
+                self._queue.take().set()
+            else:
+                self._num_free += 1

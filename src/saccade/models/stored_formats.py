@@ -57,7 +57,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Layers that share a format. The target "Linear" is every layer that no other target names."""
 
     targets: Names
@@ -70,7 +70,7 @@ class StoredFormats:
     the checkpoint uses. `known` are the answers so far: models with many experts ask 36,000 times, and plans build
     several."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     skipped: Names
     renames: Renames
     known: dict[str, WeightFormat] = field(default_factory=dict, compare=False, repr=False)
@@ -95,7 +95,7 @@ class StoredFormats:
     def room(self, width: int) -> int:
         return -(-width // ROOM_OF_QUANTIZED) * ROOM_OF_QUANTIZED
 
-    def _by_precision(self, names: Sequence[str]) -> Iterator[Group]:
+    def _by_precision(self, names: Sequence[str]) -> Iterator[LayerGroup]:
         """As in compressed-tensors, a whole name goes before a pattern, and a pattern before a class."""
         yield from (group for group in self.groups if not group.targets.whole.isdisjoint(names))
         yield from (group for group in self.groups if any(group.targets.have(name) for name in names))
@@ -119,11 +119,11 @@ def read_stored(found: Config, renames: Renames, *, is_dummy: bool) -> StoredFor
         raise _refusal(found, f"quant_method {method!r}")
     groups, skipped = reader(found)
     if is_dummy:
-        groups = [Group(group.targets, WeightFormat(layout=group.form.layout)) for group in groups]
+        groups = [LayerGroup(group.targets, WeightFormat(layout=group.form.layout)) for group in groups]
     return StoredFormats(tuple(groups), Names.read(found, skipped), renames)
 
 
-def _fp8(found: Config) -> tuple[list[Group], list[Any]]:
+def _fp8(found: Config) -> tuple[list[LayerGroup], list[Any]]:
     """Qwen's releases have blocks, whose inputs are scaled dynamically; AutoFP8 has one scale for a tensor."""
     if (kind := found.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise _refusal(found, f"fmt {kind!r}")
@@ -137,10 +137,10 @@ def _fp8(found: Config) -> tuple[list[Group], list[Any]]:
     layout = Layout.BLOCKS if blocks else Layout.ROWS
     form = WeightFormat(layout=layout, is_stored=True, has_input_scale=scheme == "static")
     lists = [found.get(key, _NO_LIST) for key in ("ignored_layers", "modules_to_not_convert")]
-    return [Group(Names(frozenset({LINEAR}), ()), form)], [word for words in lists for word in words]
+    return [LayerGroup(Names(frozenset({LINEAR}), ()), form)], [word for words in lists for word in words]
 
 
-def _modelopt(found: Config) -> tuple[list[Group], list[Any]]:
+def _modelopt(found: Config) -> tuple[list[LayerGroup], list[Any]]:
     """ModelOpt's export, in config.json or in hf_quant_config.json. "FP8" has one scale for a tensor, and one for its
     inputs."""
     inner = found.sub("quantization") if found.has("quantization") else found
@@ -148,10 +148,10 @@ def _modelopt(found: Config) -> tuple[list[Group], list[Any]]:
         raise _refusal(found, f"modelopt's quant_algo {kind!r}")
     form = WeightFormat(layout=Layout.ROWS, is_stored=True, has_input_scale=kind == "FP8")
     lists = [inner.get(key, _NO_LIST) for key in ("ignore", "exclude_modules")]
-    return [Group(Names(frozenset({LINEAR}), ()), form)], [word for words in lists for word in words]
+    return [LayerGroup(Names(frozenset({LINEAR}), ()), form)], [word for words in lists for word in words]
 
 
-def _compressed(found: Config) -> tuple[list[Group], list[Any]]:
+def _compressed(found: Config) -> tuple[list[LayerGroup], list[Any]]:
     """compressed-tensors. The scales of a quantised KV cache are not used: keys and values keep the model's dtype."""
     if (status := found.get("quantization_status", "compressed")) not in ("compressed", "frozen"):
         raise _refusal(found, f"quantization_status {status!r}")
@@ -166,7 +166,7 @@ def _compressed(found: Config) -> tuple[list[Group], list[Any]]:
     return groups, found.get("ignore", _NO_LIST)
 
 
-def _group(found: Config, group: Config) -> Group:
+def _group(found: Config, group: Config) -> LayerGroup:
     targets = Names.read(found, group.get("targets", _NO_LIST))
     for target in sorted(targets.whole):
         if _CLASS_NAME.fullmatch(target) and target != LINEAR:
@@ -175,13 +175,13 @@ def _group(found: Config, group: Config) -> Group:
         raise _refusal(found, "quantised output_activations")
     has_weights, has_inputs = group.has("weights"), group.has("input_activations")
     if not has_weights and not has_inputs:
-        return Group(targets, PLAIN)
+        return LayerGroup(targets, PLAIN)
     if not has_inputs:
         weights = group.sub("weights")
         raise _refusal(found, f"{_kind(weights)} for weights alone (input_activations is null)")
     if not has_weights:
         raise _refusal(found, "quantised inputs alone (weights is null)")
-    return Group(targets, _scheme(found, group.sub("weights"), group.sub("input_activations")))
+    return LayerGroup(targets, _scheme(found, group.sub("weights"), group.sub("input_activations")))
 
 
 def _scheme(found: Config, weights: Config, inputs: Config) -> WeightFormat:

@@ -1,6 +1,6 @@
 """Builds a model and streams in its weights, renamed, fused and sharded; missing or extra tensors are errors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,13 +18,13 @@ from saccade.models.dummy import fill_with_noise
 from saccade.models.folder import find_folder
 from saccade.models.gguf import GGUFFile
 from saccade.models.model_config import Config
-from saccade.models.progress import OnProgress, no_progress
 from saccade.models.quantization import AS_STORED, Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.rename import Renames, Rule
 from saccade.models.vlm import EncoderMode, Model
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+OnProgress = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor just placed
 DTYPES = {
     **dict.fromkeys(("float32", "float", "fp32"), torch.float32),
     **dict.fromkeys(("float16", "half", "fp16"), torch.float16),
@@ -49,7 +49,7 @@ def load_model(  # noqa: PLR0913
     encoder_mode: EncoderMode = "weights",
     quantize: Quantize = AS_STORED,
     kernels: Kernels | None = None,
-    progress: OnProgress = no_progress,
+    progress: OnProgress = lambda *news: None,
 ) -> Model:
     """A model with its weights; if `groups` has several ranks, with this rank's shards.
 
@@ -80,7 +80,7 @@ def load_model(  # noqa: PLR0913
     return model
 
 
-def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: OnProgress = no_progress) -> None:
+def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: OnProgress = lambda *news: None) -> None:
     """Copies a checkpoint's tensors to a model's slots; missing, extra and misshapen tensors are errors."""
     slots = dict(model.slots())
     findings = Findings(renames=renames, missing=dict.fromkeys(slots))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from saccade.config import setting
+from saccade.config import check_above_zero, check_at_least, check_not_negative, refused, setting
 from saccade.errors import ConfigError
 
 
@@ -34,27 +34,17 @@ class DeploySettings:
     )
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "ingress_replicas", "target_tokens", "target_requests"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1 ({_flag(name)})")
-        for name in ("look_back_s", "stats_period_s", "health_period_s"):
-            if not (value := getattr(self, name)) > 0:
-                raise ConfigError(f"{name} is {value}; it must be above 0 ({_flag(name)})")
-        for name in ("upscale_delay_s", "downscale_delay_s", "replica_cpus", "ingress_cpus"):
-            if not (value := getattr(self, name)) >= 0:
-                raise ConfigError(f"{name} is {value}; it must be 0 or more ({_flag(name)})")
+        check_at_least(self, {"replicas": 1, "ingress_replicas": 1, "target_tokens": 1, "target_requests": 1})
+        check_above_zero(self, "look_back_s", "stats_period_s", "health_period_s")
+        check_not_negative(self, "upscale_delay_s", "downscale_delay_s", "replica_cpus", "ingress_cpus")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise ConfigError(
                 f"max_replicas is {self.max_replicas}; it must be at least replicas, which is {self.replicas} "
                 "(--max-replicas, --replicas)"
             )
         if not self.route_prefix.startswith("/"):
-            raise ConfigError(f"route_prefix is {self.route_prefix!r}; it must begin with / (--route-prefix)")
+            raise refused("route_prefix", repr(self.route_prefix), "it must begin with /")
 
     @property
     def most_replicas(self) -> int:
         return max(self.replicas, self.max_replicas)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

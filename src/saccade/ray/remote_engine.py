@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -13,6 +12,7 @@ from msgspec.structs import replace as replace_struct
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
+from saccade.client.replicas import sum_of
 from saccade.client.served import EngineReport
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, SaccadeError
@@ -54,7 +54,7 @@ class RemoteEngine:
                 if said is not None:
                     found = messages.decode_reply(said)
                     assert isinstance(found, Ready), f"a replica said {found}"
-                    return cls(handle, processor, _times(found, most_replicas))
+                    return cls(handle, processor, sum_of([found] * most_replicas))
             await asyncio.sleep(POLL_S)
             answers = await _all(handle, "ready", plan)
         raise EngineDeadError("no replica has the settings of this front end")
@@ -174,14 +174,3 @@ def _translated(error: Exception) -> SaccadeError:
     if isinstance(error, RayTaskError | TaskCancelledError):
         return SaccadeError(f"a replica failed: {type(error).__name__}")
     return EngineDeadError("the engine died: its replica is gone; its requests are lost")
-
-
-def _times(one: Ready, count: int) -> Ready:
-    limits = one.limits
-    more = {
-        "max_num_seqs": limits.max_num_seqs * count,
-        "max_num_batched_tokens": limits.max_num_batched_tokens * count,
-        "max_queued_requests": limits.max_queued_requests * count,
-        "max_queued_tokens": limits.max_queued_tokens * count,
-    }
-    return replace_struct(one, limits=replace(limits, **more), kv_cache_tokens=one.kv_cache_tokens * count)

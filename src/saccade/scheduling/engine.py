@@ -16,7 +16,7 @@ from saccade.scheduling import executing
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, StepResult
-from saccade.scheduling.flight import Flight, Pooled, finished_vector
+from saccade.scheduling.flight import Flight, finished_vector
 from saccade.scheduling.idle_work import IdleWork
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.media_encoder import MediaEncoder
@@ -24,13 +24,21 @@ from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.pass_log import PassLog
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, spans_of
+from saccade.scheduling.request_checks import (
+    PixelAccount,
+    check_frames,
+    check_head,
+    check_tokens,
+    output_shift,
+    spans_of,
+)
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
 from saccade.wire.engine_metrics import JobStats, new_step_tokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
@@ -61,9 +69,9 @@ class Engine:
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[Flight] = deque()
         self._dead: EngineDeadError | None = None
+        self._trace: TraceLog | None = None  # while a trace is recorded
         self.passes = PassLog(composer.catalogues, clock)
         self.step_tokens = new_step_tokens()
-        self.trace = TraceLog(executor, self._live, clock)
         self.idle = IdleWork(executor, composer, scheduler, lambda: not self.has_work and not self._in_flight)
         self._encoder = MediaEncoder(executor, composer, self.passes, clock)
 
@@ -103,7 +111,7 @@ class Engine:
             weight=turn.weight,
             deadline=deadline,
             cache_salt=cache_salt,
-            output_shift=prompt.output_shift,
+            output_shift=output_shift(prompt),
         )
         ids = self.scheduler.add(request)
         self._pixels.count(prompt, len(ids))
@@ -138,6 +146,15 @@ class Engine:
         for name, phase in found.items():
             phase["shadow"] = self.idle.shadow_counts(name)
         return found
+
+    def begin_trace(self) -> None:
+        """Starts over if a trace is being recorded already."""
+        self._trace = TraceLog(self.executor, self._live, self._clock)
+
+    def end_trace(self) -> EngineTrace | None:
+        """None if no trace was being recorded."""
+        trace, self._trace = self._trace, None
+        return None if trace is None else trace.end()
 
     def abort(self, request_id: str) -> list[Update]:
         """Ends a request now. It gets no further updates."""
@@ -186,7 +203,8 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
-        self.trace.note_load(self.scheduler)
+        if self._trace is not None:
+            self._trace.note_load(self.scheduler)
         return updates
 
     def _should_collect(self, take_commands: Callable[[], bool] | None) -> bool:
@@ -208,7 +226,8 @@ class Engine:
                     self._begin(self._live[chunk.request_id])
             flight.failed = self._encoder.encode(plan, self._live) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
-            flight.pooled = Pooled.of(plan.chunks, self._live)
+            flight.summed = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.num_summed]
+            flight.picked = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.picks_logits]
             names = [chunk.request_id for chunk in plan.chunks]
             flight.passes = self.passes.add("language", orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
@@ -287,7 +306,8 @@ class Engine:
             if update.finish is not None:
                 timings, passes = live.timings(self._clock()), self.passes.take_counts(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
-                self.trace.note_end(live, update.finish.reason)
+                if self._trace is not None:
+                    self._trace.note_end(live, update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]

@@ -48,13 +48,6 @@ class FairClock:
         if len(self._ends) > MANY:
             self._forget()
 
-    def clear(self) -> None:
-        """Starts afresh. Nothing may wait or run."""
-        self._now = 0.0
-        self._ends.clear()
-        self._begun_ends.clear()
-        self._waiting.clear()
-
     def check(self, num_waiting: Counter[str]) -> None:
         assert self._waiting == num_waiting, f"{self._waiting} wait, but the queue has {num_waiting}"
 

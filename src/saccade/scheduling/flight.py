@@ -14,45 +14,18 @@ from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
 from saccade.wire.update import NO_HIDDEN_NUMBERS, NO_NUMBERS
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """Requests that a step computes vectors for, in the order of its results."""
-
-    summed: tuple[LiveRequest, ...] = ()
-    picked: tuple[LiveRequest, ...] = ()
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> "Pooled":
-        return cls(
-            tuple(live[chunk.request_id] for chunk in chunks if chunk.num_summed),
-            tuple(live[chunk.request_id] for chunk in chunks if chunk.picks_logits),
-        )
-
-    def add(self, result: StepResult) -> dict[str, RowError]:
-        """Adds a step's vectors to those of its requests. Returns errors for vectors with NaN or infinity. A request
-        that was preempted meanwhile starts again without a vector."""
-        errors = {}
-        for owners, vectors, problem in (
-            (self.summed, result.sums, NO_HIDDEN_NUMBERS),
-            (self.picked, result.picked, NO_NUMBERS),
-        ):
-            for owner, vector in zip(owners, vectors, strict=True):
-                owner.pooled = vector if owner.pooled is None else owner.pooled + vector
-                if not np.isfinite(vector).all():
-                    errors[owner.request.id] = RowError(problem)
-        return errors
-
-
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """A step in flight. `problem` says why it was not launched completely."""
+    """A step in flight. Of `summed` and `picked` requests it sums hidden states and picks logits. A request that is
+    preempted meanwhile starts again without a vector. `problem` says why the step was not launched completely."""
 
     plan: StepPlan
     ticket: Ticket | None = None
     sampled: Sequence[Chunk] = ()
     matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests that have a grammar
     failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
-    pooled: Pooled = field(default_factory=Pooled)
+    summed: Sequence[LiveRequest] = ()
+    picked: Sequence[LiveRequest] = ()
     problem: str = ""
     passes: PassEntry | None = None
 
@@ -72,10 +45,17 @@ class Flight:
         errors = {name: matcher.error for name, matcher in self.matchers.items() if matcher.error is not None}
         errors |= {c.request_id: NO_NUMBERS for c, bad in zip(self.sampled, result.is_bad, strict=True) if bad}
         errors |= self.failed
+        for owners, vectors, problem in (
+            (self.summed, result.sums, NO_HIDDEN_NUMBERS),
+            (self.picked, result.picked, NO_NUMBERS),
+        ):
+            for owner, vector in zip(owners, vectors, strict=True):
+                owner.pooled = vector if owner.pooled is None else owner.pooled + vector
+                if not np.isfinite(vector).all():
+                    errors[owner.request.id] = problem
         return {
             **{name: (token,) for name, token in tokens.items() if name not in errors},
             **{name: RowError(message) for name, message in errors.items()},
-            **self.pooled.add(result),
         }
 
 

@@ -25,9 +25,7 @@ class _Shape:
 
     @property
     def kind(self) -> _PassKind:
-        decision = self.decision
-        reason = "" if decision.key else decision.reason + (f" ({decision.detail})" if decision.detail else "")
-        return self.phase, decision.key, reason
+        return self.phase, self.decision.key, "" if self.decision.key else self.decision.why
 
 
 @dataclass(slots=True)

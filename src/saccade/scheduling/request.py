@@ -59,6 +59,7 @@ class Request:
     num_preemptions: int = field(default=0, init=False)
     blocks: tuple[int, ...] = field(default=(), init=False, repr=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)  # by media_idx
+    key_spans: tuple[Span, ...] = field(init=False, repr=False)  # what else the keys of blocks depend on
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
     fair_start: float = field(default=0.0, init=False)  # see `FairClock`
@@ -79,21 +80,16 @@ class Request:
             self.media_rows[idx] += length
             self.media_ends[idx] = end
         assert end <= len(self.prompt_ids), f"{self.id}: media rows behind the prompt's end"
+        self.key_spans = self.spans
+        if self.output_shift:  # in a later turn's prompt, the same tokens would have other positions
+            shift = self.output_shift.to_bytes(8, "little", signed=True)
+            self.key_spans += (Span(len(self.prompt_ids), MAX_OUTPUTS, digest=b"", layout=shift),)
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with its own seed; the parent scores the prompt."""
         seed = None if self.params.seed is None else _wrap_int64(self.params.seed + index)
         params = replace(self.params, n=1, seed=seed, prompt_logprobs=None)
         return replace(self, id=f"{self.id}:{index}", params=params, parent=self)
-
-    @property
-    def key_spans(self) -> tuple[Span, ...]:
-        """Distinguishes rows of equal tokens for the prefix cache: media, and outputs at positions that the same tokens
-        would not have in a later turn's prompt."""
-        if not self.output_shift:
-            return self.spans
-        shift = self.output_shift.to_bytes(8, "little", signed=True)
-        return *self.spans, Span(len(self.prompt_ids), MAX_OUTPUTS, digest=b"", layout=shift)
 
     @property
     def num_tokens(self) -> int:
@@ -140,12 +136,6 @@ class Request:
         if self.params.pooling == "mean":
             return 0
         return self.num_scored if self.has_unscored_rows else self.num_tokens - 1
-
-    def num_summed(self, start: int, end: int) -> int:
-        """How many of these rows, from the end, are summed into its vector: all for a mean, else the prompt's last."""
-        if self.params.pooling == "mean":
-            return end - start
-        return int(self.params.pooling == "last" and end == len(self.prompt_ids))
 
     def tokens_from(self, start: int) -> tuple[int, ...]:
         num_prompt = len(self.prompt_ids)

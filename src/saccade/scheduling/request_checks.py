@@ -102,6 +102,13 @@ def _time_steps(prompt: Prompt, span: MediaSpan) -> bytes:
     return sha256((positions - positions[:, :1]).tobytes()).digest()
 
 
+def output_shift(prompt: Prompt) -> int:
+    """How far ahead generated tokens are of the positions they will have in a later prompt: `rope_delta` counts a
+    video's time steps, but text after a video ignores them."""
+    positions = prompt.positions_3T
+    return int(positions.max()) - int(positions[1:].max()) if positions.size else 0
+
+
 def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, encoder: EncoderIndex) -> None:
     """Raises unless the request could run alone."""
     num_prompt = len(request.prompt_ids)

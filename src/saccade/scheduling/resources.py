@@ -27,11 +27,7 @@ class UnfinishedMedia:
     media_idx: int
     entry: Entry
     num_parts: int
-    num_planned: int
-
-    @property
-    def num_left(self) -> int:
-        return self.num_parts - self.num_planned
+    num_planned: int = 0
 
 
 class Resources:
@@ -42,6 +38,7 @@ class Resources:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
         self.unfinished: UnfinishedMedia | None = None
+        self.num_queried_tokens = self.num_hit_tokens = 0  # of requests that started, and found computed
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
         """Returns the computed blocks that a starting request can share, or None if its known tokens do not fit with
@@ -69,7 +66,8 @@ class Resources:
             return  # finding its own blocks again does not count as a cache hit
         request.num_cached_tokens = request.num_computed
         if self.prefix is not None:
-            self.prefix.count(request.num_tokens, len(shared))
+            self.num_queried_tokens += request.num_tokens
+            self.num_hit_tokens += request.num_computed
 
     def grow(self, request: Request) -> bool:
         """Makes sure that the next row has a slot. Returns False if no block is left."""

@@ -84,7 +84,7 @@ class Scheduler:
         check_queue(tuple(family.values()), self._waiting, self.settings, self._num_startable)
         room = self.settings.max_model_len - len(request.prompt_ids)
         if not self.live:
-            self._fair_clock.clear()
+            self._fair_clock = FairClock()
         for member in family.values():
             asked = member.params.max_tokens
             member.max_outputs = room if asked is None else min(room, asked)
@@ -126,7 +126,10 @@ class Scheduler:
                 decoding.append(request)
             elif request.num_left:
                 prefilling.append(request)
-        self._plan_outputs(decoding, draft)
+        for request in decoding:
+            if request.status is Status.RUNNING:  # else preempted for an earlier one
+                has_slot = self._find_slot(request, draft)  # may preempt the request itself
+                self._plan_rows(request, request.num_planned + has_slot, draft)
         prefilling = [request for request in prefilling if request.status is Status.RUNNING]  # else preempted
         if draft.chunks and self.pace is not None:
             backlog = backlog_of(prefilling, self._waiting, self._num_startable, now)
@@ -162,7 +165,7 @@ class Scheduler:
         return True
 
     def stats(self) -> SchedulerStats:
-        pool, encoder, prefix = self.resources.pool, self.resources.encoder, self.resources.prefix
+        pool, encoder = self.resources.pool, self.resources.encoder
         return SchedulerStats(
             waiting=len(self._waiting),
             waiting_tokens=self._waiting.num_prompt_tokens,
@@ -170,8 +173,8 @@ class Scheduler:
             kv_usage=pool.num_used / (pool.num_blocks - 1),
             encoder_usage=encoder.num_held_rows / encoder.max_rows,
             preemptions=self.num_preemptions,
-            prefix_queried_tokens=prefix.num_queried_tokens if prefix else 0,
-            prefix_hit_tokens=prefix.num_hit_tokens if prefix else 0,
+            prefix_queried_tokens=self.resources.num_queried_tokens,
+            prefix_hit_tokens=self.resources.num_hit_tokens,
             encoder_queries=encoder.num_hits + encoder.num_misses,
             encoder_hits=encoder.num_hits,
         )
@@ -195,12 +198,6 @@ class Scheduler:
             owned = {block for chunk in flight.chunks.values() for block in chunk.blocks}
             assert not any(map(self.resources.pool.is_free, owned)), "a plan in flight uses a free block"
         self.resources.check(self._running, [held for flight in self._flights for held in flight.held])
-
-    def _plan_outputs(self, decoding: Sequence[Request], draft: Draft) -> None:
-        for request in decoding:
-            if request.status is Status.RUNNING:  # else preempted for an earlier one
-                has_slot = self._find_slot(request, draft)
-                self._plan_rows(request, request.num_planned + has_slot, draft)
 
     def _plan_prompts(self, prefilling: Sequence[Request], draft: Draft) -> None:
         """Plans prompts in order, with one exception: while short prompts wait for a long one, half of the step is set

@@ -1,11 +1,11 @@
 """A step and its results as plain data that refers to no live request, and the draft that a plan is made from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from saccade.cache.encoder import Entry, MediaKey
+from saccade.cache.encoder import Entry
 from saccade.cache.prefix import Span, overlapping
 from saccade.scheduling.pace import PacedStep
 from saccade.scheduling.request import Request
@@ -143,7 +143,7 @@ class Draft:
             self.paced.add_rows(num_rows)
 
     def add_rows(self, request: Request, end: int) -> None:
-        start = request.num_planned
+        start, pooling, is_whole_prompt = request.num_planned, request.params.pooling, end == len(request.prompt_ids)
         wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
         assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"
         assert end - start <= self.tokens_left, f"{end - start} rows, {self.tokens_left} left in the budget"
@@ -161,8 +161,8 @@ class Draft:
             wants_logits=wants_logits,
             wants_all_logits=request.has_unscored_rows and start < len(request.prompt_ids) and end > request.num_scored,
             is_pending_input=request.num_pending > 0,
-            num_summed=request.num_summed(start, end),
-            picks_logits=request.params.pooling == "logits" and end == len(request.prompt_ids),
+            num_summed=end - start if pooling == "mean" else int(pooling == "last" and is_whole_prompt),
+            picks_logits=pooling == "logits" and is_whole_prompt,
         )
         self.take(end - start)
         request.num_planned = end
@@ -192,15 +192,14 @@ class Draft:
         """Encodes more parts of an unfinished image, whether or not its request gets rows in this step. The last parts
         wait until it does, so that an error ends it."""
         one = self.resources.unfinished
-        if one is not None:
-            count = self._parts_in_time(one.entry.num_rows, one.num_parts)
-            if count < one.num_left:
-                self._encode(
-                    one.request, one.media_idx, one.entry, one.num_planned, one.num_planned + count, one.num_parts
-                )
+        if one is not None and self.paced is not None:  # otherwise there is time for the last parts
+            end = one.num_planned + self.paced.parts_in_time(one.entry.num_rows, one.num_parts)
+            if end < one.num_parts:
+                self._encode(one, end)
 
     def _secure_media(self, request: Request, span: Span) -> bool:
-        """Holds media rows that exist or that this plan completes."""
+        """Holds media rows that exist or that this plan completes. Others are begun to be encoded if there is time; the
+        first image may exceed the budget."""
         idx = span.media_idx
         if idx in request.entries:
             return True
@@ -209,30 +208,25 @@ class Draft:
         one = self.resources.unfinished
         if one is not None and one.entry.key == key:
             is_next = self.is_encoding(request) and one.media_idx == idx and not self.items
-            return is_next and self._encode(request, idx, one.entry, one.num_planned, one.num_parts, one.num_parts)
+            return is_next and self._encode(one, one.num_parts)
         entry = self.resources.encoder.hold(key)
         if entry is not None:
             request.entries[idx] = entry
             return True
-        return self._begin_encoding(request, idx, key)
-
-    def _begin_encoding(self, request: Request, idx: int, key: MediaKey) -> bool:
-        """Returns whether the rows are there after this step. The first image may exceed the budget."""
-        num_rows = key[2]
-        if self.resources.unfinished is not None or (self.items and num_rows > self.encoder_left):
+        if one is not None or (self.items and num_rows > self.encoder_left):
             return False
         num_parts = 1 if self.paced is None else self.paced.pace.num_parts(num_rows)
-        count = self._parts_in_time(num_rows, num_parts)
+        count = 1 if self.paced is None else self.paced.parts_in_time(num_rows, num_parts)
         entry = self.resources.encoder.reserve(key, num_rows) if count else None
-        return entry is not None and self._encode(request, idx, entry, 0, count, num_parts)
+        return entry is not None and self._encode(UnfinishedMedia(request, idx, entry, num_parts), count)
 
-    def _parts_in_time(self, num_rows: int, num_parts: int) -> int:
-        return num_parts if self.paced is None else self.paced.parts_in_time(num_rows, num_parts)
-
-    def _encode(self, request: Request, idx: int, entry: Entry, first: int, end: int, num_parts: int) -> bool:
-        """Encodes some parts. With the last one, the request holds the rows. Returns whether it does."""
-        item = EncodeItem(request.id, idx, entry.key[1], entry.num_rows, entry.pages, first, end, num_parts)
-        num_rows = entry.num_rows * (end - first) // num_parts
+    def _encode(self, one: UnfinishedMedia, end: int) -> bool:
+        """Encodes its next parts, up to `end`. With the last one, the request holds the rows. Returns whether it
+        does."""
+        entry, first = one.entry, one.num_planned
+        place = (one.request.id, one.media_idx, entry.key[1], entry.num_rows, entry.pages)
+        item = EncodeItem(*place, first, end, one.num_parts)
+        num_rows = entry.num_rows * (end - first) // one.num_parts
         self.items.append(item)
         self.encoder_left -= num_rows
         if self.paced is not None:
@@ -240,7 +234,7 @@ class Draft:
         if item.is_last:
             self.resources.unfinished = None
             self.encode[entry] = item
-            request.entries[idx] = entry
+            one.request.entries[one.media_idx] = entry
         else:
-            self.resources.unfinished = UnfinishedMedia(request, idx, entry, num_parts, end)
+            self.resources.unfinished = replace(one, num_planned=end)
         return item.is_last

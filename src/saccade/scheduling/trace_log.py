@@ -29,28 +29,20 @@ class Newest(Generic[T]):
 
 
 class TraceLog:
-    """Records between `begin` and `end`, and nothing at other times."""
+    """Records from its creation until `end`."""
 
     def __init__(self, executor: Executor, live: Mapping[str, LiveRequest], clock: Callable[[], float]) -> None:
         self._executor, self._live, self._clock = executor, live, clock
-        self._begin: float | None = None
+        self._begin = clock()
         self._ended: Newest[TracedRequest] = Newest(MAX_REQUESTS)
         self._loads: Newest[TracedLoad] = Newest(MAX_LOADS)
+        executor.time_passes()
 
-    def begin(self) -> None:
-        """Starts over if it is recording already."""
-        self._begin = self._clock()
-        self._ended, self._loads = Newest(MAX_REQUESTS), Newest(MAX_LOADS)
-        self._executor.time_passes()
-
-    def end(self) -> EngineTrace | None:
-        """Returns the records, including requests that still run; None if it was not recording."""
-        begin, self._begin = self._begin, None
+    def end(self) -> EngineTrace:
+        """Returns the records, including requests that still run."""
         passes, num_dropped = self._executor.take_passes()
-        if begin is None:
-            return None
         return EngineTrace(
-            begin=begin,
+            begin=self._begin,
             end=self._clock(),
             passes=passes,
             requests=[*self._ended.items, *(_traced(one, None, "") for one in self._live.values())],
@@ -59,13 +51,11 @@ class TraceLog:
         )
 
     def note_load(self, scheduler: Scheduler) -> None:
-        if self._begin is not None:
-            stats = scheduler.stats()
-            self._loads.add(TracedLoad(self._clock(), stats.running, stats.waiting, stats.kv_usage))
+        stats = scheduler.stats()
+        self._loads.add(TracedLoad(self._clock(), stats.running, stats.waiting, stats.kv_usage))
 
     def note_end(self, live: LiveRequest, reason: str) -> None:
-        if self._begin is not None:
-            self._ended.add(_traced(live, self._clock(), reason))
+        self._ended.add(_traced(live, self._clock(), reason))
 
 
 def _traced(live: LiveRequest, ended: float | None, reason: str) -> TracedRequest:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.config import Word, setting
+from saccade.config import Word, refused, setting
 from saccade.errors import ConfigError
 from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
@@ -116,18 +116,18 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
-                raise _refuse(name, getattr(self, name), f"allowed are {low}..{high}")
+                raise refused(name, getattr(self, name), f"allowed are {low}..{high}")
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 words = ", ".join(word or '"" (off)' for word in allowed)
-                raise _refuse(name, getattr(self, name), f"allowed are {words}")
+                raise refused(name, getattr(self, name), f"allowed are {words}")
         if any(not key for key in self.api_key):
             raise ConfigError("an API key is empty; leave it out to let everybody in (--api-key)")
         if self.root_path and not self.root_path.startswith("/"):
-            raise _refuse("root_path", self.root_path, "it must begin with /")
+            raise refused("root_path", self.root_path, "it must begin with /")
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
-                raise _refuse("allowed_hosts", host, "write a name without scheme and port, *.name, or *")
+                raise refused("allowed_hosts", host, "write a name without scheme and port, *.name, or *")
         self._check_tls()
         self.origins()
 
@@ -140,7 +140,7 @@ class ServerSettings:
             raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it needs CA certificates (--ssl-ca-certs)")
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(self, name) and not Path(getattr(self, name)).is_file():
-                raise _refuse(name, getattr(self, name), "there is no such file")
+                raise refused(name, getattr(self, name), "there is no such file")
 
     def origins(self) -> list[str]:
         """The allowed origins: a JSON list, or names separated by commas."""
@@ -152,7 +152,7 @@ class ServerSettings:
         except ValueError:
             found = None
         if not isinstance(found, list) or not all(isinstance(origin, str) for origin in found):
-            raise _refuse("allowed_origins", text, "it must be a JSON list of strings")
+            raise refused("allowed_origins", text, "it must be a JSON list of strings")
         return found
 
     @property
@@ -191,7 +191,3 @@ _RANGES: dict[str, tuple[float, float]] = {
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),
 }
-
-
-def _refuse(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")

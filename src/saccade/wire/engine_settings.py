@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from saccade.config import Mode, Tier, setting
+from saccade.config import Mode, Tier, check_at_least, check_not_negative, refused, setting
 from saccade.errors import ConfigError
 
 
@@ -36,12 +36,9 @@ class SchedulerSettings:
     retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            low, value = int(name in _AT_LEAST_ONE), getattr(self, name)
-            if not value >= low:
-                raise ConfigError(f"{name} is {value}; it must be at least {low} ({_flag(name)})")
+        check_at_least(self, {name: int(name in _AT_LEAST_ONE) for name in self.__slots__})
         if self.max_model_len == 1:
-            raise ConfigError("max_model_len is 1; it must be at least 2 (--max-model-len)")
+            raise refused("max_model_len", 1, "it must be at least 2")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} running requests need "
@@ -139,21 +136,14 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
-            value = self.gpu_memory_utilization
-            raise ConfigError(
-                f"gpu_memory_utilization is {value}; it must be above 0 and at most 1 (--gpu-memory-utilization)"
-            )
-        for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s"):
-            if not (value := getattr(self, name)) >= 0:
-                raise ConfigError(f"{name} is {value}; it must be 0 or more ({_flag(name)})")
+            raise refused("gpu_memory_utilization", self.gpu_memory_utilization, "it must be above 0 and at most 1")
+        check_not_negative(self, "block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s")
         for name, words in WORDS.items():
             if (value := getattr(self, name)) not in words:
-                raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(words)} ({_flag(name)})")
-        if self.tensor_parallel_size < 1:
-            value = self.tensor_parallel_size
-            raise ConfigError(f"tensor_parallel_size is {value}; it must be at least 1 (--tensor-parallel-size)")
+                raise refused(name, repr(value), f"allowed: {', '.join(words)}")
+        check_at_least(self, {"tensor_parallel_size": 1})
         if not 0 <= self.shadow <= 1:
-            raise ConfigError(f"shadow is {self.shadow}; it must be between 0 and 1 (--shadow)")
+            raise refused("shadow", self.shadow, "it must be between 0 and 1")
         self.phase_modes()
         self.vision_tiers()
 
@@ -186,10 +176,6 @@ class EngineSettings:
                 )
             chosen[phase] = word
         return chosen
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 WORDS = {

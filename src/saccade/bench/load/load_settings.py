@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.config import check_sent_key, setting
+from saccade.config import check_above_zero, check_at_least, check_sent_key, refused, setting
 from saccade.errors import ConfigError
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -25,14 +25,7 @@ DATASETS = {
 
 def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)} (--{name.replace('_', '-')})")
-
-
-def check_at_least(settings: Any, lowest: dict[str, float]) -> None:
-    for name, low in lowest.items():
-        value = getattr(settings, name)
-        if not value >= low:
-            raise ConfigError(f"{name} is {value}; it must be at least {low} (--{name.replace('_', '-')})")
+        raise refused(name, repr(value), f"allowed are {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +47,7 @@ class TargetSettings:
     def __post_init__(self) -> None:
         check_one_of("backend", self.backend, tuple(BACKENDS))
         check_at_least(self, {"port": 1})
-        if not self.request_timeout_s > 0:
-            raise ConfigError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0")
+        check_above_zero(self, "request_timeout_s")
         check_sent_key(self.api_key, "--api-key")
         self.extra_fields()
 
@@ -115,9 +107,9 @@ class WorkloadSettings:
         check_at_least(self, {**dict.fromkeys(names, 1), "seed": 0})
         for name in ("random_range_ratio", "image_repeat_ratio"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed are 0..1 (--{name.replace('_', '-')})")
+                raise refused(name, getattr(self, name), "allowed are 0..1")
         if self.image_quality > 100:
-            raise ConfigError(f"image_quality is {self.image_quality}; allowed are 1..100 (--image-quality)")
+            raise refused("image_quality", self.image_quality, "allowed are 1..100")
         if DATASETS[self.dataset_name] == "file" and not self.dataset_path:
             raise ConfigError(f"dataset {self.dataset_name} needs a file (--dataset-path)")
 
@@ -134,6 +126,4 @@ class LoadSettings:
 
     def __post_init__(self) -> None:
         check_at_least(self, {"max_concurrency": 0, "warmup_requests": 0})
-        for name in ("request_rate", "burstiness"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 (--{name.replace('_', '-')})")
+        check_above_zero(self, "request_rate", "burstiness")

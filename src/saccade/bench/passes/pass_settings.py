@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from saccade.config import Word, setting
+from saccade.config import Word, check_at_least, check_not_negative, setting
 from saccade.errors import ConfigError
 
 S = TypeVar("S", bound="ModelBenchSettings | AllReduceBenchSettings")
@@ -54,7 +54,7 @@ class ModelBenchSettings:
     json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, "encoder_budget_tokens", "rounds", "flop_per_s", "bytes_per_s")
+        check_not_negative(self, "encoder_budget_tokens", "rounds", "flop_per_s", "bytes_per_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +75,8 @@ class OfflineBenchSettings(ModelBenchSettings):
         for name in ("tokens", "batches"):
             if min(getattr(self, name), default=1) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give numbers of at least 1 (--{name})")
-        if self.context < 1:
-            raise ConfigError(f"context is {self.context}; it must be at least 1 (--context)")
-        _check_not_negative(self, "max_model_len", "block_size")
+        check_at_least(self, {"context": 1})
+        check_not_negative(self, "max_model_len", "block_size")
         ModelBenchSettings.__post_init__(self)
 
 
@@ -98,7 +97,7 @@ class VisionBenchSettings(ModelBenchSettings):
         self.pixel_sizes()
         if min(self.counts, default=1) < 1:
             raise ConfigError(f"counts is {self.counts}; give numbers of at least 1 (--counts)")
-        _check_not_negative(self, "mixed_batches")
+        check_not_negative(self, "mixed_batches")
         ModelBenchSettings.__post_init__(self)
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -133,11 +132,4 @@ class AllReduceBenchSettings:
             raise ConfigError(
                 f"rows is {self.rows} and width {self.width}; give numbers of at least 1 (--rows, --width)"
             )
-        _check_not_negative(self, "rounds")
-
-
-def _check_not_negative(settings: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"{name} is {getattr(settings, name)}; it must be 0 or more (--{flag})")
+        check_not_negative(self, "rounds")

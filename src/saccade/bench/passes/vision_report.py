@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.passes.vision_bench import EncodeTimes, MixedBatch, Preprocessing, VisionBench
-from saccade.errors import ConfigError
 from saccade.terminal import print_table
 
 
@@ -26,10 +25,7 @@ def print_vision_bench(bench: VisionBench, console: Console) -> None:
 
 def plot_vision_bench(bench: VisionBench, path: str) -> None:
     """Draws latency by number of images: one panel per size, one line per way, and the limit."""
-    try:
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    except ImportError:
-        raise ConfigError("matplotlib is not installed; `pip install matplotlib` for --plot") from None
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")  # see `check_plot`
     sizes = list(dict.fromkeys(line.size for line in bench.lines))
     figure, panels = pyplot.subplots(1, len(sizes), figsize=(4 * len(sizes), 3.5), squeeze=False)
     for panel, size in zip(panels[0], sizes, strict=True):

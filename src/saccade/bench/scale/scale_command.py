@@ -1,12 +1,9 @@
 """`saccade bench scale`: simulates, prints and saves the figures, and returns the exit code."""
 
 import importlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +11,7 @@ from rich.table import Table
 
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.bench.scale.simulation import OnProgress, ScaleBench, ScaleLine, run_scale_bench
-from saccade.errors import ConfigError
-from saccade.terminal import print_table, progress_bar
+from saccade.terminal import check_file, check_plot, print_table, progress_bar, write_json
 
 EXIT_FAILED_REQUESTS = 1
 PANELS = (
@@ -27,18 +23,15 @@ PANELS = (
 
 
 def bench_scale(settings: ScaleSettings, console: Console) -> int:
-    if settings.plot and find_spec("matplotlib") is None:  # fail before minutes of work, not after
-        raise ConfigError("matplotlib is not installed; `pip install matplotlib` for --plot")
+    check_file(settings.json)
+    check_plot(settings.plot)
     with _shown_progress(Console(stderr=True)) as hear:
         bench = run_scale_bench(settings, hear)
     print_scale(bench, console)
-    try:
-        if settings.json:
-            Path(settings.json).write_text(json.dumps(asdict(bench), indent=1), encoding="utf-8")
-        if settings.plot:
-            plot_scale(bench, settings.plot)
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written: {error.strerror} (--json, --plot)") from None
+    if settings.json:
+        write_json(settings.json, asdict(bench))
+    if settings.plot:
+        plot_scale(bench, settings.plot)
     return EXIT_FAILED_REQUESTS if any(line.failed for line in bench.lines) else 0
 
 

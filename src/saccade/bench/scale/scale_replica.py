@@ -1,8 +1,6 @@
 """One replica of a simulation: the engine's scheduler and caches, on a simulated device."""
 
-from collections import deque
-from dataclasses import astuple, dataclass
-from operator import add, sub
+from collections import Counter, deque
 
 from saccade.bench.scale.scale_device import StepTimes
 from saccade.bench.scale.scale_settings import ScaleSettings
@@ -18,20 +16,7 @@ from saccade.wire.update import Update
 BLOCK_TOKENS, PAGE_ROWS = 128, 16  # an engine's on a GPU
 MAX_POSITIONS = 262_144
 TOKEN = 1
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounts:
-    encoder_hits: int = 0
-    encoder_queries: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_queried_tokens: int = 0
-
-    def __add__(self, other: "CacheCounts") -> "CacheCounts":
-        return CacheCounts(*map(add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: "CacheCounts") -> "CacheCounts":
-        return CacheCounts(*map(sub, astuple(self), astuple(other)))
+CACHE_COUNTS = ("encoder_hits", "encoder_queries", "prefix_hit_tokens", "prefix_queried_tokens")
 
 
 class Replica:
@@ -41,8 +26,8 @@ class Replica:
     def __init__(self, limits: SchedulerSettings, settings: ScaleSettings, times: StepTimes) -> None:
         pool = BlockPool(settings.kv_cache_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS)
         encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
-        self.prefix = PrefixCache(pool, model=b"simulated")
-        self.scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=self.prefix)
+        prefix = PrefixCache(pool, model=b"simulated")
+        self.scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
         self._times = times
         self._device_free_at = 0.0
         self._flights: deque[tuple[StepPlan, float]] = deque()
@@ -52,10 +37,9 @@ class Replica:
         return self._flights[0][1] if self._flights else None
 
     @property
-    def counts(self) -> CacheCounts:
-        encoder, prefix = self.scheduler.resources.encoder, self.prefix
-        queries = encoder.num_hits + encoder.num_misses
-        return CacheCounts(encoder.num_hits, queries, prefix.num_hit_tokens, prefix.num_queried_tokens)
+    def cache_counts(self) -> Counter[str]:
+        stats = self.scheduler.stats()
+        return Counter({name: getattr(stats, name) for name in CACHE_COUNTS})
 
     def add(self, request: Request, now: float) -> list[Update]:
         """Raises a CapacityError if the queue is full."""

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from saccade.bench.load.load_settings import check_at_least
-from saccade.config import Word, setting
+from saccade.config import Word, check_at_least, refused, setting
 from saccade.errors import ConfigError
 
 UNBOUNDED = "affinity-unbounded"
@@ -54,8 +53,7 @@ class ScaleSettings:
             )
         for name in ("warm_up", "hot_share"):
             if not 0 <= getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1 (--{flag})")
+                raise refused(name, getattr(self, name), "it must be at least 0 and below 1")
         if not 0 < self.request_rate <= 1e6:
             raise ConfigError(f"request_rate is {self.request_rate}; above 0 to 1e6 is allowed (--request-rate)")
         if self.plot and not self.plot.lower().endswith((".png", ".svg")):

@@ -34,7 +34,6 @@ class ImagePrompt:
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
     affinity_key: bytes
-    output_shift: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ def arrivals(settings: ScaleSettings, num_replicas: int) -> Iterator[Arrival]:
             params=params,
             spans=image.spans,
             arrival=float(times[at]),
-            output_shift=image.output_shift,
         )
         tokens = request_tokens(len(request.prompt_ids), params)
         yield Arrival(request.arrival, request, image.affinity_key, tokens, int(routers[at]))
@@ -87,32 +85,23 @@ def _params(num_outputs: int) -> SamplingParams:
 
 @lru_cache(_IMAGES_KEPT)
 def image_prompt(image: int) -> ImagePrompt:
-    shared = _shared_prompt()
+    shared, spans, token_ids = _shared_parts()
     digest = blake2b(image.to_bytes(8, "little"), digest_size=32).digest()
     prompt = replace(shared, media=(replace(shared.media[0], digest=digest),))
-    spans = tuple(replace(span, digest=digest) for span in _shared_spans())
-    return ImagePrompt(_shared_tokens(), spans, affinity_key(prompt), shared.output_shift)
+    spans = tuple(replace(span, digest=digest) for span in spans)
+    return ImagePrompt(token_ids, spans, affinity_key(prompt))
 
 
 @lru_cache(1)
-def _shared_prompt() -> Prompt:
-    """Template and image without a digest; positions are the same for all images."""
+def _shared_parts() -> tuple[Prompt, tuple[Span, ...], tuple[int, ...]]:
+    """Template and image without a digest, its spans and its tokens; positions are the same for all images."""
     rows = FeatureRows(HEAD_TOKENS, (1, 18, 18))
     positions = mrope_positions(HEAD_TOKENS + IMAGE_ROWS, [rows])
-    return Prompt(
+    prompt = Prompt(
         token_ids=np.zeros(HEAD_TOKENS + IMAGE_ROWS, dtype=np.int32),
         positions_3T=positions,
         rope_delta=rope_delta(positions),
         media=(Media("image", _NO_PIXELS, IMAGE_PLAN, _NO_DIGEST),),
         spans=(MediaSpan(0, "image", HEAD_TOKENS, IMAGE_ROWS, 0, _NO_DIGEST, IMAGE_PLAN.grid_thw),),
     )
-
-
-@lru_cache(1)
-def _shared_spans() -> tuple[Span, ...]:
-    return spans_of(_shared_prompt(), is_whole=False)
-
-
-@lru_cache(1)
-def _shared_tokens() -> tuple[int, ...]:
-    return tuple(_shared_prompt().token_ids.tolist())
+    return prompt, spans_of(prompt, is_whole=False), tuple(prompt.token_ids.tolist())

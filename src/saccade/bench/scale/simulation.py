@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B, StepTimes
-from saccade.bench.scale.scale_replica import CacheCounts, Replica, replica_limits
+from saccade.bench.scale.scale_replica import Replica, replica_limits
 from saccade.bench.scale.scale_settings import UNBOUNDED, ScaleSettings
 from saccade.bench.scale.scale_workload import Arrival, arrivals
 from saccade.errors import CapacityError
@@ -55,7 +55,7 @@ class ScaleBench:
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
     time: float
-    counts: CacheCounts
+    counts: Counter[str]  # of the caches
     taken: Counter[str]
 
 
@@ -195,7 +195,7 @@ class Simulation:
                 (self.end_times if is_answered else self.failures)[update.request_id] = self.now
 
     def _look(self) -> _Snapshot:
-        counts = sum((replica.counts for replica in self.replicas.values()), CacheCounts())
+        counts = sum((replica.cache_counts for replica in self.replicas.values()), Counter[str]())
         return _Snapshot(self.now, counts, self.taken.copy())
 
     def _line(self, num_warm_up: int, start: _Snapshot, end: _Snapshot) -> ScaleLine:
@@ -213,8 +213,8 @@ class Simulation:
             failed=len(self.failures),
             throughput=throughput,
             throughput_per_replica=throughput / len(self.replicas),
-            encoder_hit_rate=counts.encoder_hits / max(counts.encoder_queries, 1),
-            prefix_hit_rate=counts.prefix_hit_tokens / max(counts.prefix_queried_tokens, 1),
+            encoder_hit_rate=counts["encoder_hits"] / max(counts["encoder_queries"], 1),
+            prefix_hit_rate=counts["prefix_hit_tokens"] / max(counts["prefix_queried_tokens"], 1),
             ttft_p50_ms=p50,
             ttft_p99_ms=p99,
             busiest=max(taken) * len(taken) / max(sum(taken), 1),

@@ -1,6 +1,5 @@
 """What `saccade bench serve --against` prints and saves: figures, ratios with intervals, and who is ahead."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -14,10 +13,9 @@ from rich.table import Table
 from saccade.bench.serving.serving_against import Comparison
 from saccade.bench.serving.serving_interval import Ratio
 from saccade.bench.serving.serving_report import print_red, print_run
-from saccade.bench.serving.serving_results import COLOURS, as_data, safe_name
+from saccade.bench.serving.serving_results import COLOURS, RESULT_FLAGS, as_data, safe_name
 from saccade.bench.serving.serving_settings import OutputSettings
-from saccade.errors import ConfigError
-from saccade.terminal import print_table
+from saccade.terminal import print_table, write_json
 
 INCLUDES_ONE = "includes 1"
 
@@ -89,12 +87,8 @@ def comparison_data(comparison: Comparison, *, is_detailed: bool = False) -> dic
 
 def save_comparison(comparison: Comparison, output: OutputSettings) -> Path:
     path = Path(output.result_dir) / (output.result_filename or _file_name(comparison))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = comparison_data(comparison, is_detailed=output.save_detailed)
-        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror} (--result-dir, --result-filename)") from None
+    data = comparison_data(comparison, is_detailed=output.save_detailed)
+    write_json(path, data, RESULT_FLAGS, makes_folder=True)
     return path
 
 

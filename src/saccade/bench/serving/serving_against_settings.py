@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from saccade.bench.load.load_settings import BACKENDS, TargetSettings, check_at_least
-from saccade.config import setting
+from saccade.bench.load.load_settings import BACKENDS, TargetSettings
+from saccade.config import check_at_least, setting
 from saccade.errors import ConfigError
 
 WRITTEN = re.compile(r"(?:(?P<name>[^=/@:]+)=)?(?:(?P<backend>[\w-]+)@)?(?P<url>https?://.+)")

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +20,7 @@ from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, ru
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
 from saccade.bench.serving.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError, SaccadeError
-from saccade.terminal import check_json_file, print_table, save_json
+from saccade.terminal import check_file, print_table, write_file, write_json
 
 EXIT_FAILED_REQUESTS = 1
 
@@ -158,17 +157,14 @@ def _bench_loads(
 
 
 def _write_page(text: str, output: OutputSettings, console: Console) -> None:
-    try:
-        Path(output.report).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output.report} cannot be written: {error.strerror} (--report)") from None
+    write_file(output.report, text, "--report")
     console.print(f"wrote {output.report}", markup=False, highlight=False)
 
 
 def bench_startup(model: str, settings: StartupBenchSettings, console: Console) -> int:
-    check_json_file(settings.json)
+    check_file(settings.json)
     starts = run_startup_bench(model, settings, Shown(Console(stderr=True)))
     print_startup(starts, console)
     if settings.json:
-        save_json({"starts": [asdict(start) for start in starts]}, settings.json)
+        write_json(settings.json, {"starts": [asdict(start) for start in starts]})
     return EXIT_FAILED_REQUESTS if any(start.failures for start in starts) else 0

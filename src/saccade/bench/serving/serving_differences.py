@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from saccade.config import flag_of
+
 Data = Mapping[str, Any]
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 TARGET_FIELDS = ("backend", "endpoint", "extra_request_body", "disable_stream", "request_timings")
@@ -89,7 +91,7 @@ def _unequal(old: Data, new: Data, names: Sequence[str], *, title: str = "", fla
     for name in names:
         before, after = old.get(name), new.get(name)
         if str(before) != str(after) and not (_is_unset(before) and _is_unset(after)):
-            shown = f"--{name.replace('_', '-')}" if flag else f"{title}{name}"
+            shown = flag_of(name) if flag else f"{title}{name}"
             yield f"UNEQUAL: {shown} was {_shown(before)}, is {_shown(after)}"
 
 

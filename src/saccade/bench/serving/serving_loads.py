@@ -1,6 +1,5 @@
 """`saccade bench serve --loads`: runs several loads on one server, on several in turn, or on its own servers."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,11 +14,11 @@ from saccade.bench.serving.serving_against import Comparison, round_seed, run_ag
 from saccade.bench.serving.serving_against_report import comparison_data
 from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_interval import Ratio
-from saccade.bench.serving.serving_results import COLOURS, as_data
+from saccade.bench.serving.serving_results import COLOURS, RESULT_FLAGS, as_data
 from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import main_figures
-from saccade.errors import ConfigError
+from saccade.terminal import write_json
 
 COLUMNS = (
     ("requests/s", "request_throughput", 2),
@@ -155,11 +154,7 @@ def save_loads(results: Sequence[LoadResult], output: OutputSettings, path: Path
     left = unfinished(results)
     loads = [_data(each, output) for each in results if each.runs]
     data = {"is_complete": not left, "unfinished": left, "loads": loads}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror} (--result-dir, --result-filename)") from None
+    write_json(path, data, RESULT_FLAGS, makes_folder=True)
 
 
 def _data(result: LoadResult, output: OutputSettings) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from saccade.bench.serving.serving_differences import LABEL
 from saccade.bench.serving.serving_run import ServingRun
 from saccade.bench.serving.serving_settings import USUAL_PERCENTILES, OutputSettings
 from saccade.bench.serving.serving_stats import percentile_name
@@ -15,7 +16,6 @@ from saccade.terminal import print_table
 
 WIDTH = 50
 MIB = 2**20
-LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 CLOCK_END = re.compile(r"_(sum|total)(?=\{|$)")
 SAME_FOR_ALL = ("model_name", "engine")
 TITLES = {

@@ -13,7 +13,9 @@ from rich.table import Table
 from saccade.bench.serving.serving_run import ServingRun
 from saccade.bench.serving.serving_settings import OutputSettings
 from saccade.errors import ConfigError
+from saccade.terminal import write_json
 
+RESULT_FLAGS = "--result-dir, --result-filename"
 HIGHER, LOWER = 1, -1
 COMPARED = (
     ("requests/s", "request_throughput", HIGHER),
@@ -68,11 +70,7 @@ def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = Fals
     path = Path(output.result_dir) / (output.result_filename or _file_name(run))
     if is_one_of_many and output.result_filename:
         path = path.with_name(f"{path.stem}-{safe_name(run.name)}{path.suffix or '.json'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(as_data(run, is_detailed=output.save_detailed), indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror} (--result-dir, --result-filename)") from None
+    write_json(path, as_data(run, is_detailed=output.save_detailed), RESULT_FLAGS, makes_folder=True)
     return path
 
 

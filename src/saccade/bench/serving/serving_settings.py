@@ -11,10 +11,9 @@ from saccade.bench.load.load_settings import (
     LoadSettings,
     TargetSettings,
     WorkloadSettings,
-    check_at_least,
     check_one_of,
 )
-from saccade.config import setting
+from saccade.config import check_above_zero, check_at_least, setting
 from saccade.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -115,8 +114,7 @@ class VariantSettings:
     start_timeout_s: float = setting(900.0, "seconds until a server must be ready")
 
     def __post_init__(self) -> None:
-        if not self.start_timeout_s > 0:
-            raise ConfigError(f"start_timeout_s is {self.start_timeout_s}; it must be above 0 (--start-timeout-s)")
+        check_above_zero(self, "start_timeout_s")
         self.flags_by_name()
 
     @property

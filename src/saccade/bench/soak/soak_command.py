@@ -14,7 +14,7 @@ from saccade.bench.soak.soak_samples import listener
 from saccade.bench.soak.soak_settings import SoakSettings
 from saccade.bench.soak.soak_verdict import shown
 from saccade.errors import ConfigError
-from saccade.terminal import check_json_file, print_table, save_json, stages
+from saccade.terminal import check_file, print_table, stages, write_json
 
 EXIT_FOUND = 1
 HELD = ("at the start", "first", "last", "change", "allowed", "flat", "largest")
@@ -26,7 +26,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
         raise ConfigError(
             "a running server already has its model and flags; leave out MODEL and --serve-args, or --url"
         )
-    check_json_file(settings.json)
+    check_file(settings.json)
     with stages(Console(stderr=True), "starting") as say:
         if settings.url:
             address = ServerAddress.of(settings.url, "--url")
@@ -35,7 +35,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
             report = _with_server(model, settings, say)
     print_soak(report, console)
     if settings.json:
-        save_json(asdict(report) | {"is_clean": report.is_clean}, settings.json)
+        write_json(settings.json, asdict(report) | {"is_clean": report.is_clean})
     return 0 if report.is_clean else EXIT_FOUND
 
 

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from saccade.bench.load.load_settings import check_at_least
-from saccade.config import check_sent_key, setting
-from saccade.errors import ConfigError
+from saccade.config import check_at_least, check_sent_key, refused, setting
 
 MAX_CYCLES, MIN_CYCLE_S, CYCLE_S = 500, 1.0, 30.0
 MAX_SAMPLES = 5000
@@ -35,7 +33,9 @@ class SoakSettings:
         check_at_least(self, {"minutes": 0.05, "concurrency": 1, "image_sizes": 1, "sample_s": 0.1})
         check_at_least(self, {"rss_allowance_mib": 0, "seed": 0, "request_timeout_s": 1, "start_timeout_s": 1})
         check_sent_key(self.api_key, "--api-key")
-        check_at_most(self, {"minutes": 1e5, "concurrency": 1024, "image_sizes": 10_000})
+        for name, high in {"minutes": 1e5, "concurrency": 1024, "image_sizes": 10_000}.items():
+            if not (value := getattr(self, name)) <= high:
+                raise refused(name, value, f"it must be at most {high:g}")
 
     @property
     def seconds(self) -> float:
@@ -49,10 +49,3 @@ class SoakSettings:
     @property
     def look_s(self) -> float:
         return max(self.sample_s, self.seconds / MAX_SAMPLES)
-
-
-def check_at_most(settings: SoakSettings, highest: dict[str, float]) -> None:
-    for name, high in highest.items():
-        value = getattr(settings, name)
-        if not value <= high:
-            raise ConfigError(f"{name} is {value}; it must be at most {high:g} (--{name.replace('_', '-')})")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from saccade.config import setting
+from saccade.config import check_at_least, refused, setting
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.media.fetch import Fetcher, FetchPolicy, read_domains, too_large
 from saccade.inputs.media.images import ImageLimits, read_data_url
@@ -46,12 +46,10 @@ class MediaSettings:
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
-        for name, low in _LOWEST.items():
-            if getattr(self, name) < low:
-                raise _refuse(name, getattr(self, name), f"it must be at least {low}")
+        check_at_least(self, _LOWEST)
         for name in ("image_fetch_timeout_s", "video_fetch_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise _refuse(name, getattr(self, name), "it must be above 0")
+                raise refused(name, getattr(self, name), "it must be above 0")
         if self.allowed_local_media_path and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"{self.allowed_local_media_path!r} is not a folder (--allowed-local-media-path)")
         self.counts()
@@ -63,7 +61,7 @@ class MediaSettings:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
             allowed = 'it must be a JSON object such as {"image": 16, "video": 0}'
-            raise _refuse("limit_mm_per_prompt", repr(self.limit_mm_per_prompt), allowed)
+            raise refused("limit_mm_per_prompt", repr(self.limit_mm_per_prompt), allowed)
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -82,10 +80,6 @@ class MediaSettings:
 
 _COUNTS = ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames")
 _LOWEST = {**dict.fromkeys(_COUNTS, 1), "max_redirects": 0}
-
-
-def _refuse(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")
 
 
 class MediaLoader:
@@ -184,20 +178,20 @@ class MediaLoader:
     def _read_file(self, url: str, max_bytes: int) -> bytes:
         """Reads a regular file whose real path is below the folder. Errors must not reveal which files exist."""
         message = "requests may not read this file (--allowed-local-media-path)"
-        refused = RequestError(message, code="media_not_allowed")
+        refusal = RequestError(message, code="media_not_allowed")
         try:
             if self._root is None:
-                raise refused
+                raise refusal
             path = os.path.realpath(_file_path(url))
             if not _is_below(path, self._root):
-                raise refused
+                raise refusal
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(file, "rb") as opened:  # noqa: PTH123
                 if not stat.S_ISREG(os.fstat(file).st_mode) or not _is_below(_opened_path(file, path), self._root):
-                    raise refused
+                    raise refusal
                 data = opened.read(max_bytes + 1)
         except (OSError, ValueError):
-            raise refused from None
+            raise refusal from None
         if len(data) > max_bytes:
             raise too_large("the file", max_bytes)
         return data

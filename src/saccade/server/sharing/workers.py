@@ -1,14 +1,17 @@
 """Where the work for requests runs: on the event loop, or on threads for text, for bodies and for media."""
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
+from time import monotonic
 from typing import ParamSpec, TypeVar
 
-from saccade.jobs.fair_slots import FairSlots
+from saccade.errors import contained
+from saccade.jobs.fair_threads import FairSlots, FairThreads
 from saccade.server.sharing.loop_work import LoopWork
-from saccade.server.sharing.work_queue import WorkQueue
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,3 +79,36 @@ class Workers:
         for queue in (self._preparing, self._parsing, self._media_threads):
             queue.shutdown()
         self._parallel.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkQueue:
+    """Threads for work that would block the event loop, used from one event loop. A cancelled call leaves the queue,
+    and callers take turns."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._threads = FairThreads(num_threads, name)
+        self._serials = count()
+        self._waiting: dict[int, float] = {}  # since when, in order of arrival
+
+    async def run(self, work: Callable[[], T], caller: str = "") -> T:
+        serial = next(self._serials)
+        self._waiting[serial] = monotonic()
+
+        def begin() -> T:
+            self._waiting.pop(serial, None)
+            with contained():
+                return work()
+
+        try:
+            return await asyncio.wrap_future(self._threads.submit(begin, caller))
+        finally:
+            self._waiting.pop(serial, None)
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the first entry of the queue has waited."""
+        first = next(iter(self._waiting.copy().values()), None)  # threads remove entries meanwhile
+        return 0.0 if first is None else monotonic() - first
+
+    def shutdown(self) -> None:
+        self._threads.shutdown()
