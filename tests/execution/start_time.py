@@ -136,7 +136,7 @@ class Device:
             "torch.Tensor.index_fill_": lambda tensor, *args: self.copied(tensor),
             "torch.Tensor.nan_to_num": lambda tensor: self.attention(tensor),
             "torch.Tensor.normal_": lambda tensor, *args, **how: self.copied(tensor),
-            "torch.randn": lambda *shape, generator, **how: torch.zeros(*shape, **how),
+            "torch.randn": lambda *shape, generator, **how: torch.empty(*shape, **how),
             "triton.compiler.compile": self.compiled,
             "saccade.kernels.dispatch.use_private_kernel_cache": lambda: None,
             "saccade.kernels.overlap._can_overlap": lambda device: True,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from saccade.kernels.grids import cdiv, next_power_of_2
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs, overlapping
 from saccade.kernels.reference_vision import activate
 
@@ -109,6 +110,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     )
 
 
+@Launcher
 @triton.jit
 def rotate_kernel(
     qkv_ptr,
@@ -141,6 +143,7 @@ def rotate_kernel(
     tl.store(first_ptr + HALF, (b * cos + a * sin).to(element), mask=inside)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows",))
 def positions_kernel(
     x_ptr,
@@ -166,6 +169,7 @@ def positions_kernel(
     tl.store(y_ptr + row * D + columns, (x + total.to(element).to(tl.float32)).to(element), mask=inside)
 
 
+@Launcher
 @triton.jit
 def place_kernel(
     embeds_ptr,
@@ -194,6 +198,7 @@ def place_kernel(
         tl.store(others_ptr + place * D + columns, values, mask=columns < D)
 
 
+@Launcher
 @triton.jit
 def scatter_kernel(
     rows_ptr,
