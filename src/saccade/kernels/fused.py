@@ -201,7 +201,7 @@ def _normalise(
 
 def _as_rows(x: Tensor) -> Tensor:
     """Two dimensions, the last contiguous; a slice of a wider row stays a view."""
-    return _last_contiguous(x.reshape(-1, x.shape[-1]))
+    return _last_contiguous(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
 
 
 def _last_contiguous(x: Tensor) -> Tensor:
