@@ -38,7 +38,8 @@ class CudaLane:
     @property
     def nbytes(self) -> int:
         """Memory that torch has reserved on the device. Its growth during a capture is what the graph added."""
-        return torch.cuda.memory_reserved(self._device)
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)  # `memory_reserved` sorts all of them first
+        return int(stats["reserved_bytes"]["all"]["current"])
 
     @contextmanager
     def session(self) -> Iterator[None]:
