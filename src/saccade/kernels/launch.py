@@ -63,9 +63,9 @@ class Launcher:
         self, grid: tuple[int, ...], device: int, addresses: Sequence[int], compiled: Any, others: tuple[Any, ...]
     ) -> bool:
         """Makes the call that Triton makes once it has processed the arguments. The three None are its profiler's."""
+        place = (*(*grid, 1, 1)[:3], self._current.stream(device))
         try:
-            stream, function, numbers = self._current.stream(device), compiled.function, compiled.packed_metadata
-            compiled.run(*(*grid, 1, 1)[:3], stream, function, numbers, None, None, None, *addresses, *others)
+            compiled.run(*place, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *others)
         except (AttributeError, TypeError):
             self._can_cache = False
             self._cached.clear()
