@@ -342,17 +342,18 @@ def work() -> None:
 
 
 class Worker:
-    """A process that measures with these sources."""
+    """A process that measures with these sources: `python -m MODULE --worker`, which first writes the names of its
+    cases, then figures for each line it reads."""
 
-    def __init__(self, src: Path) -> None:
+    def __init__(self, src: Path, module: str) -> None:
         place = os.environ | {"PYTHONPATH": f"{src}:{Path(__file__).parents[2]}"}
-        command = [sys.executable, "-m", MODULE, "--worker"]
+        command = [sys.executable, "-m", module, "--worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=place)
         self.cases: list[str] = self._told()
 
-    def measure(self, case: str, num_passes: int) -> Figures:
+    def measure(self, *what: str | int) -> Figures:
         assert self._process.stdin is not None, "it is a pipe"
-        print(json.dumps([case, num_passes]), file=self._process.stdin, flush=True)
+        print(json.dumps(what), file=self._process.stdin, flush=True)
         found: Figures = self._told()
         return found
 
@@ -383,7 +384,7 @@ def main() -> int:
         return 0
     sources = [Path(saccade.__file__).parents[1], *flags.against]
     with ExitStack() as stack:
-        workers = [stack.enter_context(closing(Worker(src))) for src in sources]
+        workers = [stack.enter_context(closing(Worker(src, MODULE))) for src in sources]
         for case in flags.case or workers[0].cases:
             found = [[worker.measure(case, flags.passes) for worker in workers] for _ in range(flags.runs)]
             print(case)

@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,13 +46,12 @@ from saccade.kernels import dispatch
 from saccade.kernels.dispatch import Kernels, SamplingKernels
 from saccade.models.weights import load_model
 from saccade.wire.engine_settings import GPU_LIMITS, SchedulerSettings
-from tests.execution.host_time import CONFIG, PIXELS
+from tests.execution.host_time import CONFIG, PIXELS, Figures, Worker
 
 MODULE = "tests.execution.start_time"
 BLOCK_SIZE, NUM_BLOCKS, PAGE_ROWS, VISION_ROWS = 128, 700, 16, 16384
 ROWS = {"vision": (327,), "prefill": (64, 512), "decode": (1, 64), "head": (32,), "sample": (32,)}
 NUM_BODY_RUNS = 7
-Figures = dict[str, float]
 Launch = tuple[str, tuple[int, ...], list[Any]]  # of a kernel: its name, its grid, its arguments
 
 
@@ -150,6 +148,7 @@ class Device:
             "saccade.graphs.recorded.RecordedLane.memory": lambda lane: ([], self.memory),
         }
         with ExitStack() as stack:
+            stack.enter_context(patch.dict(os.environ, TRITON_DEFAULT_FP_FUSION="1"))  # else Triton warns
             stack.enter_context(patch("torch._C._cuda_getCurrentRawStream", lambda device: 0, create=True))
             stack.enter_context(patch.object(triton.runtime.driver, "_active", driver))
             for name, value in places.items():
@@ -297,30 +296,8 @@ def work() -> None:
         rig = Rig(Path(folder), device)
         print(json.dumps(list(rig.cases)), flush=True)
         for line in sys.stdin:
-            print(json.dumps(rig.cases[json.loads(line)]()), flush=True)
-
-
-class Worker:
-    """A process that measures with these sources."""
-
-    def __init__(self, src: Path) -> None:
-        place = os.environ | {"PYTHONPATH": f"{src}:{Path(__file__).parents[2]}"}
-        command = [sys.executable, "-m", MODULE, "--worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=place)
-        self.cases: list[str] = self._told()
-
-    def measure(self, case: str) -> Figures:
-        assert self._process.stdin is not None, "it is a pipe"
-        print(json.dumps(case), file=self._process.stdin, flush=True)
-        found: Figures = self._told()
-        return found
-
-    def _told(self) -> Any:
-        assert self._process.stdout is not None, "it is a pipe"
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
+            [name] = json.loads(line)
+            print(json.dumps(rig.cases[name]()), flush=True)
 
 
 def main() -> int:
@@ -335,7 +312,7 @@ def main() -> int:
         return 0
     sources = [Path(saccade.__file__).parents[1], *flags.against]
     with ExitStack() as stack:
-        workers = [stack.enter_context(closing(Worker(src))) for src in sources]
+        workers = [stack.enter_context(closing(Worker(src, MODULE))) for src in sources]
         for case in flags.case or workers[0].cases:
             found = [[worker.measure(case) for worker in workers] for _ in range(flags.runs)]
             print(case)
