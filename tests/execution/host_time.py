@@ -38,6 +38,7 @@ from saccade.execution.state import StateSizes
 from saccade.inputs.media_settings import read_image_settings
 from saccade.inputs.placeholders import Media, text_prompt
 from saccade.inputs.plans import plan_image
+from saccade.kernels.launch import Launcher
 from saccade.models.weights import load_model
 from saccade.scheduling.arrays import LiveRequest
 from saccade.scheduling.engine import Engine
@@ -53,6 +54,7 @@ WIDTH, VOCABULARY, SIDE = 32, 1024, 560
 BLOCK_SIZE, NUM_BLOCKS, PAGE_ROWS, VISION_ROWS = 128, 700, 16, 16384
 CONTEXT, PROMPT = 1000, 406
 NUM_WARM_UPS = 20
+NUM_POINTERS = 4  # of both kernels that make patches
 Figures = dict[str, float]
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -134,9 +136,8 @@ class Device:
             "torch.cuda.Event": event,
             "torch.Tensor.copy_": lambda tensor, *args, **how: self.called(),
             "torch.Tensor.fill_": lambda tensor, *args, **how: self.called(),
-            "saccade.kernels.launch.Current": Current,
-            "saccade.kernels.fused_images.job_rows_kernel": Kernel(self, "JOBS", "CUBIC", "BLOCK", num_others=4),
-            "saccade.kernels.fused_images.job_patches_kernel": Kernel(self, *constants, num_others=11),
+            "saccade.kernels.fused_images.job_rows_kernel": launcher(self, "JOBS", "CUBIC", "BLOCK", num_numbers=0),
+            "saccade.kernels.fused_images.job_patches_kernel": launcher(self, *constants, num_numbers=7),
             "saccade.graphs.capture.run_body": nothing,
             "saccade.graphs.piecewise.run_body": nothing,
             "saccade.graphs.runner.run_body": nothing,
@@ -169,8 +170,9 @@ class Kernel:
 
     function = packed_metadata = None
 
-    def __init__(self, device: Device, *constants: str, num_others: int) -> None:
-        self.arg_names = (*map(str, range(num_others)), *constants)
+    def __init__(self, device: Device, *constants: str, num_numbers: int) -> None:
+        pointers = [f"{i}_ptr" for i in range(NUM_POINTERS)]
+        self.arg_names = (*pointers, *map(str, range(num_numbers)), *constants)
         self.run = device.called
 
     def __getitem__(self, grid: Any) -> Any:
@@ -185,6 +187,10 @@ class Current:
 
     def device(self) -> int:
         return 0
+
+
+def launcher(device: Device, *constants: str, num_numbers: int) -> Launcher:
+    return Launcher(Kernel(device, *constants, num_numbers=num_numbers), Current())
 
 
 def new_rig(folder: Path) -> Engine:
@@ -336,17 +342,18 @@ def work() -> None:
 
 
 class Worker:
-    """A process that measures with these sources."""
+    """A process that measures with these sources: `python -m MODULE --worker`, which first writes the names of its
+    cases, then figures for each line it reads."""
 
-    def __init__(self, src: Path) -> None:
+    def __init__(self, src: Path, module: str) -> None:
         place = os.environ | {"PYTHONPATH": f"{src}:{Path(__file__).parents[2]}"}
-        command = [sys.executable, "-m", MODULE, "--worker"]
+        command = [sys.executable, "-m", module, "--worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=place)
         self.cases: list[str] = self._told()
 
-    def measure(self, case: str, num_passes: int) -> Figures:
+    def measure(self, *what: str | int) -> Figures:
         assert self._process.stdin is not None, "it is a pipe"
-        print(json.dumps([case, num_passes]), file=self._process.stdin, flush=True)
+        print(json.dumps(what), file=self._process.stdin, flush=True)
         found: Figures = self._told()
         return found
 
@@ -377,7 +384,7 @@ def main() -> int:
         return 0
     sources = [Path(saccade.__file__).parents[1], *flags.against]
     with ExitStack() as stack:
-        workers = [stack.enter_context(closing(Worker(src))) for src in sources]
+        workers = [stack.enter_context(closing(Worker(src, MODULE))) for src in sources]
         for case in flags.case or workers[0].cases:
             found = [[worker.measure(case, flags.passes) for worker in workers] for _ in range(flags.runs)]
             print(case)

@@ -84,6 +84,19 @@ def test_a_write_to_large_state_is_found(place: int) -> None:
     assert any("a replay changes 'table'" in finding for finding in findings(toy.make_runner(encoder=Writing())))
 
 
+def test_a_write_to_large_state_that_begins_inside_a_word_is_found() -> None:
+    class Writing(toy.Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Buffer(torch.zeros(2 * SMALL_BYTES, dtype=torch.uint8)[3:])
+
+        def forward(self, frame: Frame) -> dict[str, Tensor]:
+            self.table[SMALL_BYTES] += 1
+            return super().forward(frame)
+
+    assert any("a replay changes 'table'" in finding for finding in findings(toy.make_runner(encoder=Writing())))
+
+
 def test_a_write_that_moves_pieces_of_large_state_is_found() -> None:
     class Turning(toy.Encoder):
         def __init__(self) -> None:

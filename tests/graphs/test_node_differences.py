@@ -9,7 +9,7 @@ from saccade.graphs import Arena, Capacity, output, rows
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import differences
 from saccade.graphs.nodes import Node, Touch
-from saccade.graphs.recorded import RecordedLane
+from saccade.graphs.recorded import Range, RecordedLane
 
 CAPACITY = Capacity.of(tokens=4)
 
@@ -79,3 +79,15 @@ def test_undeclared_memory_has_no_name(memory: MemoryMap) -> None:
     nodes = [Node("add", touches={"other": Touch(address, "(4,) float32")}) for address in (elsewhere.data_ptr(), 0)]
     assert memory.find(elsewhere.data_ptr()) is None
     assert found(nodes[0], nodes[1], memory) == []
+
+
+def test_foreign_memory_is_held_on_the_device_and_not_declared(arena: Arena) -> None:
+    weight = WEIGHT.data_ptr()
+
+    class OnDevice(RecordedLane):
+        def memory(self) -> tuple[list[Range], list[Range]]:
+            return [(150, 160)], [(weight - 8, weight + WEIGHT.nbytes), (800, 900), (100, 200)]
+
+    memory = MemoryMap(arena, CAPACITY, {"weight": WEIGHT}, OnDevice())
+    addresses = (99, 100, 150, 199, 200, 500, 800, 900, weight - 8, weight)
+    assert [one for one in addresses if memory.is_foreign(one)] == [100, 199, 800, weight - 8]

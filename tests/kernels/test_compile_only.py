@@ -23,6 +23,7 @@ from saccade.kernels import adapters, compile_only, dispatch, products
 from saccade.kernels.adapters import FlashAttention
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import SamplingKernels
+from saccade.kernels.launch import Launcher
 from saccade.kernels.products import EVERY_TILE, HopperProducts, Kind, Tile, choose
 from saccade.kernels.weight import E4M3, Layout, Scaled, new_weight
 from saccade.models.weights import load_model
@@ -168,9 +169,8 @@ def test_several_processes_compile_a_model_without_launching_anything(packages: 
 
 
 def _jit_functions() -> list[Any]:
-    function = importlib.import_module("triton.runtime.jit").JITFunction
     modules = [importlib.import_module(f"saccade.kernels.{name}") for name in MODULES]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, function)]
+    return [value.kernel for module in modules for value in vars(module).values() if isinstance(value, Launcher)]
 
 
 MODULES = (

@@ -35,8 +35,8 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 class Compiler:
     """Stands in for a kernel: a launch compiles it for one architecture."""
 
-    def __init__(self, kernel: Any, capability: int) -> None:
-        self.kernel, self.capability, self.launches = kernel, capability, 0
+    def __init__(self, launcher: Any, capability: int) -> None:
+        self.kernel, self.capability, self.launches = launcher.kernel, capability, 0
         self.last_ptx = ""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:

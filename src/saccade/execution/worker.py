@@ -290,6 +290,7 @@ def _serve(link: Link, tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
             processor = reader.submit(Processor.from_folder, Path(start.folder))
             import_packages()
         gc.freeze()  # packages have hundreds of thousands of objects, which collections before captures need not scan
+        gc.enable()  # `worker_start` turned it off
         built = _build(start, processor.result(), tell, die, compiling)
         if compiling is not None:
             compiling.note_started()

@@ -15,9 +15,8 @@ def main(file: int) -> int:
     end_with_parent()
     end_with_input()
     spares = SpareCompilers()
-    gc.disable()  # imports leave hardly any garbage, and collecting takes a tenth of their time
+    gc.disable()  # until all packages are imported: they leave hardly any garbage, and collecting takes long
     worker = importlib.import_module("saccade.execution.worker")
-    gc.enable()
     code: int = worker.main(socket.socket(fileno=file), spares)
     return code
 

@@ -35,6 +35,7 @@ from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger state by the sums of its pieces
+PIECE_WORDS = SMALL_BYTES // WORD  # added up by one kernel for all pieces of a tensor
 # Kernels with memory of their own: cuBLAS clears its workspace before use; all-reduces have tables of their buffers.
 HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
 MAX_FINDINGS = 5  # per check
@@ -264,11 +265,11 @@ def _contents(runner: GraphRunner) -> dict[str, Tensor]:
 
 def _bits(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    if flat.numel() <= SMALL_BYTES:
+    if flat.numel() <= SMALL_BYTES or flat.storage_offset() % WORD:  # words must be aligned
         return flat.clone()
-    words = flat[: flat.numel() // 4 * 4].view(torch.int32)
-    sums = torch.stack([piece.sum(dtype=torch.int64) for piece in words.split(SMALL_BYTES)])
-    return torch.cat([sums, flat[words.nbytes :].long()])
+    words = flat[: flat.numel() // WORD * WORD].view(torch.int64)
+    pieces = words[: words.numel() // PIECE_WORDS * PIECE_WORDS].view(-1, PIECE_WORDS)
+    return torch.cat([pieces.sum(1), words[pieces.numel() :].sum(0, keepdim=True), flat[words.nbytes :].long()])
 
 
 def fill_problems(runner: GraphRunner, batch: Batch, capacity: Capacity) -> list[str]:

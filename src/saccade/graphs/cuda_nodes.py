@@ -126,8 +126,9 @@ def _read_kernel(node: c_void_p) -> Node:
     values = {"grid": tuple(params.grid), "block": tuple(params.block), "shared bytes": params.shared_bytes}
     raw: dict[str, bytes] = {}
     if params.arguments:
-        for i, size in enumerate(_argument_sizes(function)):
-            raw[f"argument {i}"] = string_at(params.arguments[i], size)
+        arguments = _arguments_of(function)
+        addresses = params.arguments[: len(arguments)]
+        raw = {name: string_at(address, size) for (name, size), address in zip(arguments, addresses, strict=True)}
     elif params.extra:
         raw = _packed_arguments(params.extra)
     return Node(_name_of(function), values, raw=raw)
@@ -154,14 +155,15 @@ def _function_of(kernel: int) -> int:
 
 
 @cache
-def _argument_sizes(function: int) -> tuple[int, ...]:
-    sizes: list[int] = []
+def _arguments_of(function: int) -> tuple[tuple[str, int], ...]:
+    """The names and sizes of its arguments."""
+    found: list[tuple[str, int]] = []
     offset, size = c_size_t(), c_size_t()
     for i in range(MAX_ARGUMENTS):
         if _driver("cuFuncGetParamInfo")(c_void_p(function), c_size_t(i), byref(offset), byref(size)):
             break  # there is no argument i
-        sizes.append(size.value)
-    return tuple(sizes)
+        found.append((f"argument {i}", size.value))
+    return tuple(found)
 
 
 @cache

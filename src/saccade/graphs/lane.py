@@ -12,7 +12,7 @@ import torch
 from saccade.errors import GraphError
 from saccade.graphs.cuda_nodes import CudaPiece
 from saccade.graphs.nodes import Recording
-from saccade.graphs.recorded import RecordedLane
+from saccade.graphs.recorded import Range, RecordedLane
 
 # torch keeps allocations up to this size apart. Larger ones need no reserve, because they fit where a larger one was.
 SMALL_BYTES = 2**20
@@ -38,7 +38,8 @@ class CudaLane:
     @property
     def nbytes(self) -> int:
         """Memory that torch has reserved on the device. Its growth during a capture is what the graph added."""
-        return torch.cuda.memory_reserved(self._device)
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)  # `memory_reserved` sorts all of them first
+        return int(stats["reserved_bytes"]["all"]["current"])
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -77,13 +78,12 @@ class CudaLane:
         finally:
             self._keeps_nodes = False
 
-    def memory(self) -> list[tuple[int, int]]:
-        """The address ranges of the lane's pool, which holds temporaries, as (start, stop)."""
-        return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
-
-    def device_memory(self) -> list[tuple[int, int]]:
-        """All address ranges that torch holds on the device."""
-        return [_range(each) for each in torch.cuda.memory_snapshot()]
+    def memory(self) -> tuple[list[Range], list[Range]]:
+        """The address ranges of the lane's pool, which holds temporaries, and of all memory that torch holds on the
+        device."""
+        segments = torch.cuda.memory_snapshot()
+        pool = [_range(each) for each in segments if tuple(each["segment_pool_id"]) == self._pool]
+        return pool, [_range(each) for each in segments]
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph(keep_graph=self._keeps_nodes)
@@ -110,7 +110,7 @@ class CudaLane:
                     graph.capture_end()
 
 
-def _range(segment: dict[str, Any]) -> tuple[int, int]:
+def _range(segment: dict[str, Any]) -> Range:
     return segment["address"], segment["address"] + segment["total_size"]
 
 

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from torch import Tensor
 
@@ -17,16 +18,18 @@ class MemoryMap:
     name, because a temporary may lie elsewhere in another capture."""
 
     def __init__(self, arena: Arena, capacity: Mapping[str, int], state: Mapping[str, Tensor], lane: Lane) -> None:
-        ranges = [(start, stop, TEMPORARY) for start, stop in lane.memory()]
+        pool, on_device = lane.memory()
+        ranges = [(start, stop, TEMPORARY) for start, stop in pool]
         ranges += [_range(name, storage) for name, storage in arena.storages().items()]
         ranges += [_range(name, tensor) for name, tensor in state.items()]
         ranges += [_range(name, view) for name, view in arena.views(capacity).items()]
         self._starts, self._stops, self._names = _flattened(ranges)
-        self._device_memory = lane.device_memory()
+        self._device_memory = sorted(on_device)  # of ranges that do not overlap
 
     def is_foreign(self, address: int) -> bool:
         """Whether this is an address in device memory that is not declared here. False for other numbers."""
-        in_use = any(start <= address < stop for start, stop in self._device_memory)
+        at = bisect_right(self._device_memory, address, key=itemgetter(0)) - 1
+        in_use = at >= 0 and address < self._device_memory[at][1]
         return in_use and self.find(address) is None
 
     def find(self, address: int) -> str | None:

@@ -3,6 +3,7 @@ one piece, too, and with it a part of the graph, after which a replay may stop a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -38,7 +39,7 @@ class Tape:
         self.ends: list[int] = []  # of all parts but the last, as numbers of steps
         self._lane = lane
         self._arena = arena
-        self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
+        self._state = state
         self._frame: Frame | None = None
 
     def record(self, body: Body, frame: Frame) -> None:
@@ -86,8 +87,12 @@ class Tape:
         for position, value in enumerate(args):
             if not isinstance(value, Tensor) or self._arena.owns(value):
                 continue
-            if value.untyped_storage().data_ptr() not in self._state_storages:
+            if value.untyped_storage().data_ptr() not in self._state_addresses:
                 raise CaptureError(
                     f"argument {position} of {call_name(fn)}, shape {tuple(value.shape)}, is neither a static buffer "
                     "nor declared state; pass it by the name of a bridge buffer"
                 )
+
+    @cached_property
+    def _state_addresses(self) -> set[int]:
+        return {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}

@@ -21,6 +21,8 @@ from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
 from saccade.graphs.operation_mode import OperationMode
 
+Range = tuple[int, int]  # of addresses: from the first to behind the last
+
 aten = torch.ops.aten
 # Operations that allocate but write nothing: a replay skips them.
 EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
@@ -52,12 +54,9 @@ class RecordedLane:
         """Nothing to do: recorded pieces can always list their nodes."""
         yield
 
-    def memory(self) -> list[tuple[int, int]]:
-        return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
-
-    def device_memory(self) -> list[tuple[int, int]]:
-        """Unknown on a CPU."""
-        return []
+    def memory(self) -> tuple[list[Range], list[Range]]:
+        """What else a CPU holds is unknown."""
+        return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages], []
 
     def reserve_small(self) -> None:
         """Not needed: temporaries are few, small and already shared."""

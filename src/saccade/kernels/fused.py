@@ -3,11 +3,11 @@ on shapes and strides, so they can be captured. Queries, keys and values may be 
 their last dimension must be contiguous."""
 
 import torch
-import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.kernels import reference
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.triton_fused import gated_kernel, newest_kernel, norm_kernel, rotary_kernel, tables_kernel
@@ -52,7 +52,7 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     y = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows == 0:
         return y
-    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    grid = (num_rows, cdiv(width, _BLOCK))
     gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_BLOCK, num_warps=4, **overlapping(rows))
     return y
 
@@ -67,7 +67,7 @@ def newest_tokens(ids_T: Tensor, pending_T: Tensor, newest_S: Tensor) -> Tensor:
     num_rows = ids_T.shape[0]
     out = torch.empty(num_rows, dtype=torch.int64, device=ids_T.device)
     if num_rows:
-        grid = (triton.cdiv(num_rows, _BLOCK),)
+        grid = (cdiv(num_rows, _BLOCK),)
         newest_kernel[grid](ids_T, pending_T, newest_S, out, num_rows, BLOCK=_BLOCK, num_warps=4, **overlapping(ids_T))
     return out
 
@@ -75,10 +75,10 @@ def newest_tokens(ids_T: Tensor, pending_T: Tensor, newest_S: Tensor) -> Tensor:
 def rotary_tables(positions_AT: Tensor, axes_F: Tensor, frequencies_F: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, num_frequencies = positions_AT.shape[1], frequencies_F.shape[0]
     cos, sin = (torch.empty(num_rows, 2 * num_frequencies, device=positions_AT.device) for _ in range(2))
-    block = triton.next_power_of_2(num_frequencies)
+    block = next_power_of_2(num_frequencies)
     rows_per_program = max(1, _BLOCK // block)
     if num_rows:
-        tables_kernel[(triton.cdiv(num_rows, rows_per_program),)](
+        tables_kernel[(cdiv(num_rows, rows_per_program),)](
             positions_AT,
             axes_F,
             frequencies_F,
@@ -117,7 +117,7 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     q_out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     if num_rows == 0:
         return q_out
-    tiles = triton.cdiv(num_q_heads, _HEADS_PER_PROGRAM) + 2 * triton.cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
+    tiles = cdiv(num_q_heads, _HEADS_PER_PROGRAM) + 2 * cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
     rotary_kernel[(num_rows, tiles)](
         q,
         k,
@@ -147,9 +147,9 @@ def qk_norm_rotary_store(  # noqa: PLR0913
         Q_NORM=q_weight is not None,
         K_NORM=k_weight is not None,
         HEADS=_HEADS_PER_PROGRAM,
-        HALF_BLOCK=triton.next_power_of_2(width // 2),
-        REST_BLOCK=0 if width == head_width else triton.next_power_of_2(head_width - width),
-        D_BLOCK=triton.next_power_of_2(head_width),
+        HALF_BLOCK=next_power_of_2(width // 2),
+        REST_BLOCK=0 if width == head_width else next_power_of_2(head_width - width),
+        D_BLOCK=next_power_of_2(head_width),
         num_warps=4,
         **overlapping(q),
     )
@@ -173,9 +173,9 @@ def _normalise(
     total = y if residual is None else torch.empty_like(y)
     if num_rows == 0:
         return y, total
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     rows_per_program = max(1, _BLOCK // block)
-    norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
+    norm_kernel[(cdiv(num_rows, rows_per_program),)](
         rows,
         added,
         weight,
@@ -201,7 +201,7 @@ def _normalise(
 
 def _as_rows(x: Tensor) -> Tensor:
     """Two dimensions, the last contiguous; a slice of a wider row stays a view."""
-    return _last_contiguous(x.reshape(-1, x.shape[-1]))
+    return _last_contiguous(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
 
 
 def _last_contiguous(x: Tensor) -> Tensor:

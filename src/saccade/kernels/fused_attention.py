@@ -7,10 +7,10 @@ request past `max_query`, are not written.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, PagedCall
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
@@ -27,7 +27,7 @@ class TritonAttention:
 
     def packed(self, call: PackedCall) -> AttendPacked:
         longest = call.max_seqlen
-        block_m = 16 if call.dtype == torch.float32 else max(16, min(SHORT_SEGMENT, triton.next_power_of_2(longest)))
+        block_m = 16 if call.dtype == torch.float32 else max(16, min(SHORT_SEGMENT, next_power_of_2(longest)))
         options = {
             **_common(call),
             "CAUSAL": call.causal,
@@ -36,7 +36,7 @@ class TritonAttention:
             "num_warps": 4,
             "num_stages": 1 if longest <= SHORT_SEGMENT else 2,
         }
-        grid = (triton.cdiv(min(longest, call.num_rows), block_m), call.num_heads, call.num_segments)
+        grid = (cdiv(min(longest, call.num_rows), block_m), call.num_heads, call.num_segments)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -51,7 +51,7 @@ class TritonAttention:
         num_queries = min(call.max_query, call.num_rows)
         share = call.num_heads // call.num_groups
         block_m, block_n = _paged_tile(num_queries * share, call.head_width, call.dtype)
-        num_tiles = triton.cdiv(num_queries * share, block_m)
+        num_tiles = cdiv(num_queries * share, block_m)
         reach = call.max_keys if call.window is None else min(call.max_keys, call.window + call.max_query)
         splits = choose_splits(num_tiles * call.num_groups * call.num_requests, reach)
         options = {
@@ -104,7 +104,7 @@ class TritonAttention:
                     num_items,
                     D=call.head_width,
                     SPLITS=splits,
-                    D_BLOCK=triton.next_power_of_2(call.head_width),
+                    D_BLOCK=next_power_of_2(call.head_width),
                     num_warps=2,
                     **overlapping(out),
                 )
@@ -130,7 +130,7 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
     if dtype == torch.float32:
         return 16, 32
     largest = 128 if head_width <= 128 else 64
-    return max(16, min(largest, triton.next_power_of_2(num_items))), 64 if head_width <= 128 else 32
+    return max(16, min(largest, next_power_of_2(num_items))), 64 if head_width <= 128 else 32
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
@@ -139,5 +139,5 @@ def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
         "D": call.head_width,
         "SHARE": call.num_heads // call.num_groups,
         "PRECISION": "ieee" if call.dtype == torch.float32 else "tf32",
-        "D_BLOCK": max(16, triton.next_power_of_2(call.head_width)),
+        "D_BLOCK": max(16, next_power_of_2(call.head_width)),
     }

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings
-from saccade.kernels.launch import CachedLaunch
+from saccade.kernels.launch import Launcher
 
 _BLOCK = 512  # elements of one program of the first pass
 # Triton kernels cannot read an enum. Constexpr globals are part of a compiled kernel's cache key.
@@ -25,13 +26,11 @@ _BLOCK = 512  # elements of one program of the first pass
 
 
 class JobKernels:
-    """Runs all jobs of a table in two launches and allocates nothing. Table, pixels and scratch keep their addresses,
-    so only the first launch of a shape into a buffer pays Triton's launch overhead."""
+    """Runs all jobs of a table in two launches and allocates nothing."""
 
     def __init__(self, table_XJ: Tensor, pixels: Tensor, scratch: Tensor) -> None:
         self._tables = table_XJ, table_XJ.view(torch.float32)
         self._pixels, self._scratch = pixels, scratch
-        self._rows, self._patches = CachedLaunch(job_rows_kernel), CachedLaunch(job_patches_kernel)
 
     def __call__(self, out_PC: Tensor, shape: PatchSettings, counts: tuple[int, int, int]) -> None:
         """`counts` is what `image_jobs.write_table` returned."""
@@ -39,9 +38,7 @@ class JobKernels:
         num_columns = 3 * shape.temporal_patch * shape.patch * shape.patch
         assert out_PC.shape[1] == num_columns, f"patches have {num_columns} values, rows {out_PC.shape[1]}"
         is_cubic = shape.resample == "bicubic"
-        self._rows(
-            is_cubic,
-            (num_lines, -(-widest * 3 // _BLOCK)),
+        job_rows_kernel[(num_lines, cdiv(widest * 3, _BLOCK))](
             *self._tables,
             self._pixels,
             self._scratch,
@@ -49,14 +46,11 @@ class JobKernels:
             CUBIC=is_cubic,
             BLOCK=_BLOCK,
         )
-        stride = out_PC.stride(0)
-        self._patches(
-            (shape, out_PC.data_ptr(), stride, out_PC.dtype),
-            (num_patches, shape.temporal_patch),
+        job_patches_kernel[(num_patches, shape.temporal_patch)](
             *self._tables,
             self._scratch,
             out_PC,
-            stride,
+            out_PC.stride(0),
             *shape.mean,
             *shape.std,
             JOBS=MAX_JOBS,
@@ -64,7 +58,7 @@ class JobKernels:
             PATCH=shape.patch,
             TEMPORAL=shape.temporal_patch,
             MERGE=shape.merge,
-            BLOCK=1 << (3 * shape.patch * shape.patch - 1).bit_length(),
+            BLOCK=next_power_of_2(3 * shape.patch * shape.patch),
         )
 
 
@@ -130,6 +124,7 @@ def _job_of(starts_ptr, place, JOBS: tl.constexpr):
     return tl.sum((starts <= place).to(tl.int32), axis=0) - 1
 
 
+@Launcher
 @triton.jit
 def job_rows_kernel(
     table_ptr,
@@ -162,6 +157,7 @@ def job_rows_kernel(
         tl.store(target + elements, value.to(tl.uint8), mask=inside)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("out_stride",))
 def job_patches_kernel(
     table_ptr,

@@ -2,10 +2,10 @@
 shapes and strides, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
-import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.reference_sampling import TokenPlaces
 from saccade.kernels.triton_logits import (
     allow_kernel,
@@ -34,7 +34,7 @@ def greedy(logits_NV: Tensor, places: TokenPlaces | None = None) -> tuple[Tensor
         ids_N, is_bad_N = places.ids_N, places.is_bad_N
     if num_rows == 0:
         return ids_N, is_bad_N
-    num_chunks = triton.cdiv(vocabulary, _CHUNK)
+    num_chunks = cdiv(vocabulary, _CHUNK)
     scores, ids, nans = _per_chunk(logits_NV, torch.float32, torch.int32, torch.int32)
     greedy_kernel[(num_rows, num_chunks)](
         logits_NV, scores, ids, nans, vocabulary, logits_NV.stride(0), CHUNK=_CHUNK, num_warps=8
@@ -49,7 +49,7 @@ def greedy(logits_NV: Tensor, places: TokenPlaces | None = None) -> tuple[Tensor
         ids if places is None else places.sequences_N,
         num_chunks,
         KEEPS=places is not None,
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        CHUNKS=next_power_of_2(num_chunks),
         num_warps=1,
     )
     return ids_N, is_bad_N
@@ -66,7 +66,7 @@ def penalise(
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
-    penalise_kernel[(num_rows, triton.cdiv(vocabulary, _EDIT_CHUNK))](
+    penalise_kernel[(num_rows, cdiv(vocabulary, _EDIT_CHUNK))](
         logits_NV,
         seen_SV,
         slots_N,
@@ -103,7 +103,7 @@ def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     if num_rows == 0:
         return
     strides = logits_NV.stride(0), allowed_NW.stride(0)
-    grid = (num_rows, triton.cdiv(vocabulary, _EDIT_CHUNK))
+    grid = (num_rows, cdiv(vocabulary, _EDIT_CHUNK))
     allow_kernel[grid](logits_NV, allowed_NW, vocabulary, *strides, CHUNK=_EDIT_CHUNK, num_warps=8)
 
 
@@ -122,7 +122,7 @@ def sample(
     floor_N = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
         return ids_N, floor_N
-    num_chunks, num_tiles = triton.cdiv(vocabulary, _CHUNK), triton.cdiv(vocabulary, _TILE)
+    num_chunks, num_tiles = cdiv(vocabulary, _CHUNK), cdiv(vocabulary, _TILE)
     parameters = (temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N)
     partial = _per_chunk(logits_NV, torch.float32, torch.int32)
     peaks, masses = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
@@ -142,8 +142,8 @@ def sample(
         floor_N,
         *sizes,
         num_chunks,
-        CHUNKS=triton.next_power_of_2(num_chunks),
-        TILES=triton.next_power_of_2(num_tiles),
+        CHUNKS=next_power_of_2(num_chunks),
+        TILES=next_power_of_2(num_tiles),
         TILE=_TILE,
         GROUP=_GROUP,
         num_warps=8,
@@ -163,7 +163,7 @@ def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, 
     top_NK = torch.empty((num_rows, k), dtype=torch.float32, device=device)
     if num_rows == 0:
         return chosen_N, rank_N, top_ids_NK, top_NK
-    num_chunks = triton.cdiv(vocabulary, _CHUNK)
+    num_chunks = cdiv(vocabulary, _CHUNK)
     sums = _per_chunk(logits_NV, torch.float32, torch.float32, torch.int32)
     keys, ids = torch.empty((2, num_rows, num_chunks, max(1, k)), dtype=torch.int32, device=device)
     sizes = (vocabulary, logits_NV.stride(0))
@@ -183,8 +183,8 @@ def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, 
         *sizes,
         num_chunks,
         K=k,
-        CHUNKS=triton.next_power_of_2(num_chunks),
-        LISTED=triton.next_power_of_2(num_chunks * max(1, k)),
+        CHUNKS=next_power_of_2(num_chunks),
+        LISTED=next_power_of_2(num_chunks * max(1, k)),
         num_warps=4,
     )
     return chosen_N, rank_N, top_ids_NK, top_NK
@@ -194,7 +194,7 @@ def _note(seen_SV: Tensor, slots_T: Tensor, ids_T: Tensor, is_real_T: Tensor, *,
     num_tokens = ids_T.shape[0]
     if num_tokens == 0:
         return
-    note_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
+    note_kernel[(cdiv(num_tokens, _BLOCK),)](
         seen_SV,
         slots_T,
         ids_T,
@@ -211,7 +211,7 @@ def _edit_listed(logits_NV: Tensor, ids_NK: Tensor, values: Tensor, *, adds: boo
     num_rows, num_listed = ids_NK.shape
     if num_rows == 0 or num_listed == 0:
         return
-    bias_kernel[(num_rows, triton.cdiv(num_listed, _BLOCK))](
+    bias_kernel[(num_rows, cdiv(num_listed, _BLOCK))](
         logits_NV,
         ids_NK,
         values,
@@ -226,7 +226,7 @@ def _edit_listed(logits_NV: Tensor, ids_NK: Tensor, values: Tensor, *, adds: boo
 
 
 def _per_chunk(logits_NV: Tensor, *dtypes: torch.dtype) -> list[Tensor]:
-    shape = (logits_NV.shape[0], triton.cdiv(logits_NV.shape[1], _CHUNK))
+    shape = (logits_NV.shape[0], cdiv(logits_NV.shape[1], _CHUNK))
     return [torch.empty(shape, dtype=dtype, device=logits_NV.device) for dtype in dtypes]
 
 

@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from saccade.kernels.grids import cdiv, next_power_of_2
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs, overlapping
 from saccade.kernels.reference_vision import activate
 
@@ -32,8 +34,8 @@ def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor
             sin_PK.stride(0),
             HEADS=2 * num_heads,
             K=head_width,
-            HEADS_BLOCK=triton.next_power_of_2(2 * num_heads),
-            HALF_BLOCK=triton.next_power_of_2(head_width // 2),
+            HEADS_BLOCK=next_power_of_2(2 * num_heads),
+            HALF_BLOCK=next_power_of_2(head_width // 2),
             num_warps=4,
             **overlapping(qkv_PX),
         )
@@ -61,7 +63,7 @@ def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P
             y_PD,
             num_rows,
             D=width,
-            BLOCK=triton.next_power_of_2(width),
+            BLOCK=next_power_of_2(width),
             num_warps=4,
         )
     return y_PD
@@ -74,7 +76,7 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
     assert embeds_TD.is_contiguous() and rows_LED.stride()[1:] == (width, 1), (embeds_TD.stride(), rows_LED.stride())
     others = torch.empty((num_levels - 1, num_rows, width), dtype=embeds_TD.dtype, device=embeds_TD.device)
     if num_rows:
-        grid = (num_rows, num_levels, triton.cdiv(width, _BLOCK))
+        grid = (num_rows, num_levels, cdiv(width, _BLOCK))
         place_kernel[grid](
             embeds_TD,
             rows_LED,
@@ -83,7 +85,7 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
             num_rows,
             rows_LED.stride(0),
             D=width,
-            BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+            BLOCK=min(_BLOCK, next_power_of_2(width)),
             num_warps=4,
             **overlapping(embeds_TD),
         )
@@ -95,7 +97,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     assert rows_LUD.stride()[1:] == out_LED.stride()[1:] == (width, 1), (rows_LUD.stride(), out_LED.stride())
     if num_units == 0:
         return
-    grid = (num_units, num_levels, triton.cdiv(width, _BLOCK))
+    grid = (num_units, num_levels, cdiv(width, _BLOCK))
     scatter_kernel[grid](
         rows_LUD,
         targets_U,
@@ -108,6 +110,7 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     )
 
 
+@Launcher
 @triton.jit
 def rotate_kernel(
     qkv_ptr,
@@ -140,6 +143,7 @@ def rotate_kernel(
     tl.store(first_ptr + HALF, (b * cos + a * sin).to(element), mask=inside)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows",))
 def positions_kernel(
     x_ptr,
@@ -165,6 +169,7 @@ def positions_kernel(
     tl.store(y_ptr + row * D + columns, (x + total.to(element).to(tl.float32)).to(element), mask=inside)
 
 
+@Launcher
 @triton.jit
 def place_kernel(
     embeds_ptr,
@@ -193,6 +198,7 @@ def place_kernel(
         tl.store(others_ptr + place * D + columns, values, mask=columns < D)
 
 
+@Launcher
 @triton.jit
 def scatter_kernel(
     rows_ptr,

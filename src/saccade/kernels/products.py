@@ -186,8 +186,9 @@ class HopperProducts:
     def _tile(self, kind: Kind, x: Tensor, weight: Tensor) -> Tile | None:
         if x.dim() != 2 or not x.is_contiguous() or not weight.is_contiguous():
             return None
-        self.shapes_seen.add((kind, *weight.shape))
-        return choose(kind, x.shape[0], *weight.shape)
+        n, k = weight.shape
+        self.shapes_seen.add((kind, n, k))
+        return choose(kind, x.shape[0], n, k)
 
     def _activate(
         self, tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, name: str, **layout: Any

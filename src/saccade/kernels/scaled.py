@@ -4,13 +4,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
 from saccade.errors import ConfigError
 from saccade.kernels import fused
 from saccade.kernels.dispatch import gpu_for
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.triton_scaled import grouped_kernel, narrow_kernel, scaled_norm_kernel, scaled_rows_kernel
@@ -193,7 +193,7 @@ def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor
     num_columns, inner = weight.shape
     columns, block, stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # fastest on an H200
     stage_bytes = (_FEW_ROWS + columns) * block
-    narrow_kernel[(triton.cdiv(num_columns, columns),)](
+    narrow_kernel[(cdiv(num_columns, columns),)](
         x.data,
         x.scales,
         weight.data,
@@ -231,7 +231,7 @@ def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out
     num_columns, num_experts = weight.shape[-2], ends_E.shape[0]
     device = x.data.device
     y = torch.empty((num_rows, num_columns), dtype=weight.dtype, device=device) if out is None else out
-    grid = (triton.cdiv(num_rows, _TILE_ROWS) + num_experts - 1, triton.cdiv(num_columns, _TILE_COLUMNS))
+    grid = (cdiv(num_rows, _TILE_ROWS) + num_experts - 1, cdiv(num_columns, _TILE_COLUMNS))
     by_blocks = weight.layout is Layout.BLOCKS
     grouped_kernel[grid](
         x.data,
@@ -251,7 +251,7 @@ def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out
         K=inner,
         HAS_BIAS=bias is not None,
         BLOCKS=by_blocks,
-        EXPERTS=triton.next_power_of_2(num_experts),
+        EXPERTS=next_power_of_2(num_experts),
         ROWS=_TILE_ROWS,
         COLUMNS=_TILE_COLUMNS,
         num_warps=4,
@@ -275,10 +275,10 @@ def _with_room(scales: Tensor) -> Tensor:
 
 def _parts(width: int) -> tuple[int, int]:
     """Splits a row into a block and an optional tail, both powers of two, so that few lanes are idle."""
-    whole = max(triton.next_power_of_2(width), BLOCK)
+    whole = max(next_power_of_2(width), BLOCK)
     if width == whole or whole == BLOCK:
         return whole, 0
-    tail = max(triton.next_power_of_2(width - whole // 2), BLOCK)
+    tail = max(next_power_of_2(width - whole // 2), BLOCK)
     return (whole, 0) if tail == whole // 2 else (whole // 2, tail)
 
 

@@ -9,6 +9,7 @@ outside them. Loads are masked by those boundaries, so values outside have no ef
 import triton
 import triton.language as tl
 
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -29,6 +30,7 @@ def _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION: tl.constexp
     return acc, new_peak, mass
 
 
+@Launcher
 @triton.jit
 def varlen_kernel(
     q_ptr,
@@ -112,6 +114,7 @@ def _key_range(ends, first_position, split, SPLITS: tl.constexpr, WINDOW: tl.con
     return begin, end
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows", "table_stride"))
 def paged_kernel(
     q_ptr,
@@ -209,6 +212,7 @@ def paged_kernel(
         tl.store(o_rows + columns[None, :], out.to(o_ptr.dtype.element_ty), mask=q_mask)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_items",))
 def combine_kernel(
     partial_ptr,

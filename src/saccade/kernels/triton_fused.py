@@ -9,9 +9,11 @@ are multiplied by a stride, because a large cache has more than 2**31 elements.
 import triton
 import triton.language as tl
 
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows",))
 def norm_kernel(
     x_ptr,
@@ -55,6 +57,7 @@ def norm_kernel(
     tl.store(y_ptr + rows * width + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@Launcher
 @triton.jit
 def gated_kernel(
     x_ptr,
@@ -82,6 +85,7 @@ def gated_kernel(
     tl.store(y_ptr + row * width + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows",))
 def newest_kernel(ids_ptr, pending_ptr, newest_ptr, out_ptr, num_rows, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program: a block of rows, each with the newest token of its sequence or, if that is negative, its own token."""
@@ -94,6 +98,7 @@ def newest_kernel(ids_ptr, pending_ptr, newest_ptr, out_ptr, num_rows, BLOCK: tl
     tl.store(out_ptr + rows, tl.where(sequence < 0, own, newest), mask=inside)
 
 
+@Launcher
 @triton.jit(do_not_specialize=("num_rows", "axis_stride"))
 def tables_kernel(
     positions_ptr,
@@ -201,6 +206,7 @@ def _store_finite_heads(
     tl.store(y_ptr + heads * y_head_stride + columns, x.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@Launcher
 @triton.jit
 def rotary_kernel(
     q_ptr,

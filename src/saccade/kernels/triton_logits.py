@@ -9,12 +9,14 @@ do not specialise on request parameters, because one request could then stall a 
 import triton
 import triton.language as tl
 
+from saccade.kernels.launch import Launcher
 from saccade.kernels.triton_floor import NO_KEY, cleaned, key_of, value_of
 from saccade.kernels.triton_sampling import NO_TOKEN, best_of
 
 _IN_PROMPT = tl.constexpr(-(2**31))
 
 
+@Launcher
 @triton.jit
 def penalise_kernel(
     logits_ptr,
@@ -47,6 +49,7 @@ def penalise_kernel(
         tl.store(logits_ptr + columns, x, mask=seen != 0)
 
 
+@Launcher
 @triton.jit(do_not_specialize=["num_tokens"])
 def note_kernel(
     seen_ptr,
@@ -70,6 +73,7 @@ def note_kernel(
         tl.atomic_add(places, tl.full([BLOCK], 1, tl.int32), mask=is_real)
 
 
+@Launcher
 @triton.jit(do_not_specialize=["num_listed", "ids_stride", "values_stride"])
 def bias_kernel(
     logits_ptr,
@@ -97,6 +101,7 @@ def bias_kernel(
         tl.store(places, tl.full([BLOCK], float("-inf"), tl.float32), mask=ids >= 0)
 
 
+@Launcher
 @triton.jit
 def allow_kernel(logits_ptr, allowed_ptr, vocabulary, row_stride, allowed_stride, CHUNK: tl.constexpr):
     """Program (row, chunk): writes -inf wherever the token's bit is 0."""
@@ -112,6 +117,7 @@ def allow_kernel(logits_ptr, allowed_ptr, vocabulary, row_stride, allowed_stride
     )
 
 
+@Launcher
 @triton.jit
 def rank_kernel(
     logits_ptr,
@@ -146,6 +152,7 @@ def rank_kernel(
         keys = tl.where(columns == token, NO_KEY, keys)
 
 
+@Launcher
 @triton.jit
 def logprob_kernel(
     logits_ptr,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import reference_sampling
+from saccade.kernels.launch import Launcher
 from saccade.kernels.triton_floor import (
     NO_KEY,
     cleaned,
@@ -28,6 +29,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 MIN_TEMPERATURE = tl.constexpr(reference_sampling.MIN_TEMPERATURE)
 
 
+@Launcher
 @triton.jit
 def greedy_kernel(
     logits_ptr,
@@ -49,6 +51,7 @@ def greedy_kernel(
     tl.store(has_nan_ptr + place, tl.max((x != x).to(tl.int32), axis=0))
 
 
+@Launcher
 @triton.jit
 def pick_kernel(
     scores_ptr,
@@ -74,6 +77,7 @@ def pick_kernel(
         tl.store(newest_ptr + tl.load(sequences_ptr + row), token.to(newest_ptr.dtype.element_ty))
 
 
+@Launcher
 @triton.jit
 def scan_kernel(
     logits_ptr,
@@ -111,6 +115,7 @@ def scan_kernel(
         tl.store(ids_ptr + place, token)
 
 
+@Launcher
 @triton.jit
 def choose_kernel(
     logits_ptr,

@@ -11,6 +11,7 @@ same result as separate ones.
 import triton
 import triton.language as tl
 
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs
 
 LARGEST = tl.constexpr(448.0)
@@ -93,6 +94,7 @@ def _activated(x_ptr, START: tl.constexpr, width, KIND: tl.constexpr, BLOCK: tl.
     return y.to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
+@Launcher
 @triton.jit
 def scaled_rows_kernel(
     x_ptr,
@@ -143,6 +145,7 @@ def _part(ptr, START: tl.constexpr, width, BLOCK: tl.constexpr):
     return tl.load(ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
+@Launcher
 @triton.jit
 def scaled_norm_kernel(
     x_ptr,
@@ -200,6 +203,7 @@ def scaled_norm_kernel(
     )  # fmt: skip
 
 
+@Launcher
 @triton.jit
 def grouped_kernel(
     x_ptr,
@@ -271,6 +275,7 @@ def grouped_kernel(
     tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
+@Launcher
 @triton.jit
 def narrow_kernel(
     x_ptr,

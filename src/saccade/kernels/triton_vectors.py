@@ -9,6 +9,7 @@ whatever their element sizes, so no data moves between threads and each thread a
 import triton
 import triton.language as tl
 
+from saccade.kernels.launch import Launcher
 from saccade.kernels.overlap import await_inputs
 
 GROUP = tl.constexpr(128)
@@ -64,6 +65,7 @@ def _normed(x, residual_ptr, total_ptr, norm, inner, eps, offset, ADDS: tl.const
     return (x * scale * (norm.to(tl.float32) + offset)).to(element).to(tl.float32)
 
 
+@Launcher
 @triton.jit
 def vector_kernel(
     x_ptr,

@@ -5,9 +5,9 @@ See `tests.gpu.profile_products` for a comparison with cuBLAS, `tests.gpu.profil
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_vectors import vector_kernel
 from saccade.kernels.weight import BLOCK, Layout, Pending, Weight
@@ -80,11 +80,11 @@ def _launch(
     y = torch.empty((1, num_columns), dtype=weight.dtype, device=x.device) if out is None else out
     assert x.stride(1) == 1 and y.stride(1) == 1, (x.stride(), y.stride())
     tile = tile_for(num_columns, inner, weight.layout, is_gated=is_gated)
-    block = max(BLOCK, min(tile.block, triton.next_power_of_2(inner)))
+    block = max(BLOCK, min(tile.block, next_power_of_2(inner)))
     if pending is not None:
-        block = max(BLOCK, triton.next_power_of_2(inner))
+        block = max(BLOCK, next_power_of_2(inner))
     residual = None if pending is None else pending.residual
-    vector_kernel[(triton.cdiv(num_columns, tile.columns),)](
+    vector_kernel[(cdiv(num_columns, tile.columns),)](
         x,
         weight.data,
         weight.data if bias is None else bias,

@@ -127,13 +127,19 @@ class QKVLinear(ColumnLinear):
         q = Rows("q", num_heads * head_dim, start * head_dim, own, form.whole(own))
         kv = (num_kv_heads * head_dim, kv_start * head_dim, own_kv, form.whole(own_kv))
         super().__init__(place, fan_in, [q, Rows("k", *kv), Rows("v", *kv)], bias=bias)
+        self.has_room = any(part.room != part.count for part in self.parts)
 
     def heads(self, x_TD: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values per head, as views of one product."""
-        q, k, v = (
-            rows[:, : part.count].unflatten(-1, (-1, self.head_dim))
-            for rows, part in zip(self(x_TD).split(self.sizes, dim=-1), self.parts, strict=True)
-        )
+        y_TN = self(x_TD)
+        if not self.has_room:
+            y_THK = y_TN.view(y_TN.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+            q, k, v = y_THK.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
+        else:
+            q, k, v = (
+                rows[:, : part.count].unflatten(-1, (-1, self.head_dim))
+                for rows, part in zip(y_TN.split(self.sizes, dim=-1), self.parts, strict=True)
+            )
         return q, k, v
 
 

@@ -49,7 +49,7 @@ class VisionAttention(Layer):
         heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_heads, "head_dim": head_dim}
         self.qkv = QKVLinear(place.inside("qkv"), spec.width, bias=True, what="vision ", **heads)
         self.out = RowLinear(place.inside("out"), spec.width, spec.width, bias=True)
-        if any(part.room != part.count for part in self.qkv.parts):
+        if self.qkv.has_room:
             raise ConfigError(
                 f"{place.path}: heads of {spec.num_heads} x {head_dim} columns do not fill the blocks that are scaled "
                 f"together; use a checkpoint whose vision encoder is not quantised by blocks"

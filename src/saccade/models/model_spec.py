@@ -42,7 +42,8 @@ class DecoderSpec:
 
     @property
     def warmup_layers(self) -> list[int]:
-        """The smallest set of layers that launches every kernel of the decoder. A layer runs the MLP before it."""
+        """The smallest set of layers that launches every kernel of the decoder. A layer runs the MLP before it, and all
+        leave their result in the same form."""
         before = (None, *(layer.mlp for layer in self.layers))
         has_rows = [0 < i <= self.deepstack_levels for i in range(len(self.layers))]
         return _first_of_each(list(zip(self.layers, before, has_rows, strict=False)))
@@ -90,10 +91,11 @@ class VisionSpec:
 
     @property
     def warmup_layers(self) -> list[int]:
-        """The smallest set of blocks that launches every kernel of the tower."""
+        """The smallest set of blocks that launches every kernel of the tower. The last is one of them, so that what
+        follows the blocks gets its usual input."""
         has_no_residual = [i == 0 or i - 1 in self.deepstack_layers for i in range(self.depth)]
         kinds = [(i in self.full_layers, i in self.deepstack_layers, has_no_residual[i]) for i in range(self.depth)]
-        return _first_of_each(kinds)
+        return sorted({*_first_of_each(kinds), self.depth - 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,5 @@ class ModelSpec:
 
 
 def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:
-    """The first index of each kind, plus the last index, so that whatever follows the layers gets its usual input."""
-    first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
-    return sorted({*first.values(), len(kinds) - 1})
+    """The first index of each kind."""
+    return sorted({kind: i for i, kind in reversed(list(enumerate(kinds)))}.values())
