@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.child_processes import gone
 from tests.e2e.process import END_S, ServerProcess, running
 from tests.e2e.test_lifecycle import HELLO, LONG, Streaming, wait_for
-from tests.execution.test_rank_processes import gone
 
 WATCHDOG_S = 10.0
 PATH = "/v1/chat/completions"

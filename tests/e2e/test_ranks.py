@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.child_processes import gone
 from tests.e2e.checkpoint import make_checkpoint
 from tests.e2e.conftest import wait_idle
 from tests.e2e.metrics import gauges
@@ -17,7 +18,6 @@ from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.e2e.process import END_S, ServerProcess, running
 from tests.e2e.test_lifecycle import Streaming, wait_for
 from tests.execution.alike import CLOSE, assert_close
-from tests.execution.test_rank_processes import gone
 
 ENGINE = {"graphs": "", "kv_cache_tokens": 208, "encoder_cache_tokens": 64, "verify": "off"}
 LIMITS = {

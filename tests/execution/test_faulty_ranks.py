@@ -27,13 +27,13 @@ from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.update import FinishReason
-from tests.child_processes import children, words_of
+from tests.child_processes import children, gone, words_of
 from tests.e2e.checkpoint import make_checkpoint
 from tests.engine.rig import run
 from tests.execution.alike import assert_close
 from tests.execution.engine_ranks import LIMITS, python_path
 from tests.execution.faulty_followers import BAD_TOKEN, NUM_WARM_UP, break_head
-from tests.execution.test_rank_processes import gone, wait_until
+from tests.execution.test_rank_processes import wait_until
 
 SOON_S = 120.0  # on a busy machine; waiting for a rank that is gone would take 600 s
 SETTINGS = EngineSettings(
