@@ -25,6 +25,7 @@ from saccade.execution.build import Built, build_engine
 from saccade.execution.rank_processes import MODULE as RANK_MODULE
 from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
+from saccade.layers import connect
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.update import FinishReason
 from tests.child_processes import children, gone, words_of
@@ -104,7 +105,10 @@ def test_a_rank_that_fails_while_building_is_the_reason(
     assert time.monotonic() - begun < SOON_S
 
 
-def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(folder: Path) -> None:
+def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "MIN_CONNECT_S", 3.0)
     begun = time.monotonic()
     with (
         pytest.raises(RankGoneError, match=r"^rank 1 of 2 was ended by SIGKILL before it was ready$"),
