@@ -1,4 +1,4 @@
-"""The processes that a process has started, from the kernel's tables."""
+"""Processes, from the kernel's tables: those that a process has started, and whether one is still there."""
 
 from pathlib import Path
 
@@ -20,3 +20,11 @@ def words_of(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def gone(pid: int) -> bool:
+    """A zombie counts as gone: in a container whose first process waits for nobody, orphans stay zombies."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

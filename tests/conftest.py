@@ -22,6 +22,10 @@ LONG = (
     *("engine/test_scheduler_machine.py", "engine/test_grammar.py", "bench/test_real.py", "bench/test_vision.py"),
     *("inputs/test_vocabularies.py", "e2e/test_fuzz.py", "e2e/test_hostile_media.py", "models/test_odd_configs.py"),
     *("e2e/test_hostile_grammars.py", "execution/test_rank_quantized.py", "eval/test_real_weights.py"),
+    *("engine/test_loads.py", "execution/test_rank_shadow.py", "bench/test_soak.py", "test_cli.py"),
+    *("engine/test_divided_passes.py", "e2e/test_commands.py", "scheduling/test_backlog.py", "server/test_http11.py"),
+    *("engine/test_grammar_trials.py", "e2e/test_hostile_callers.py", "e2e/test_page_served.py"),
+    *("e2e/test_watching.py", "server/test_fuzz_texts.py"),
 )
 
 gc.disable()  # until tests are collected: imports leave little garbage, and collecting it takes a fifth of their time

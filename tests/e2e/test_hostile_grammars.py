@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from saccade.jobs.packets import resident_bytes
+from tests.child_processes import gone
 from tests.e2e.conftest import wait_idle
 from tests.e2e.process import ServerProcess, children_of, running
 
@@ -102,6 +103,6 @@ def test_no_trial_outlives_its_server(checkpoint: Path, tmp_path: Path) -> None:
         pids = children_of(server.engine_pid(), TRIALS)
         assert pids
     deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while not all(map(gone, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.02)

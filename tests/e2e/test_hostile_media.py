@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from saccade.jobs.packets import resident_bytes
+from tests.child_processes import gone
 from tests.e2e.conftest import wait_idle
 from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.e2e.process import ServerProcess, running
@@ -234,6 +235,6 @@ def test_no_process_outlives_the_server(checkpoint: Path, tmp_path: Path) -> Non
             server.wait()
             link.close()
             deadline = time.monotonic() + LEAVE_S
-            while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            while not all(map(gone, pids)):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

@@ -134,7 +134,7 @@ def test_requests_that_outlive_the_drain_are_told(checkpoint: Path, tmp_path: Pa
 
 def test_a_full_server_refuses_and_recovers_and_a_dead_one_says_so(checkpoint: Path, tmp_path: Path) -> None:
     limits = {"max_num_seqs": 2, "max_queued_requests": 3, "retry_after_s": 4}
-    ends = {"dead_engine_s": 8}
+    ends = {"dead_engine_s": 5}
     with running(checkpoint, tmp_path / "log", limits=limits, server=ends) as server, server.client() as client:
         server.wait_ready()
         streams = [Streaming(server, LONG) for _ in range(2)]

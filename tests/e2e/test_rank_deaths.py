@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.child_processes import gone
 from tests.e2e.process import END_S, ServerProcess, running
 from tests.e2e.test_lifecycle import HELLO, LONG, Streaming, wait_for
-from tests.execution.test_rank_processes import gone
 
 WATCHDOG_S = 10.0
+DEAD_S = 60.0  # more than a busy machine takes for a few requests; tests/e2e/test_lifecycle.py waits for such an end
 PATH = "/v1/chat/completions"
 
 
@@ -22,7 +23,7 @@ PATH = "/v1/chat/completions"
 def two_ranks(checkpoint: Path, log: Path) -> Iterator[tuple[ServerProcess, list[int]]]:
     """A server that streams, and the processes behind it, which must be gone at the end."""
     engine = {"tensor_parallel_size": 2, "watchdog_timeout_s": WATCHDOG_S, "enforce_eager": True, "graphs": ""}
-    with running(checkpoint, log, engine=engine, server={"dead_engine_s": 8}) as server:
+    with running(checkpoint, log, engine=engine, server={"dead_engine_s": DEAD_S}) as server:
         server.wait_ready()
         pids = [server.engine_pid(), *server.rank_pids()]
         assert len(pids) == 2
@@ -58,6 +59,7 @@ def test_a_rank_that_is_killed_or_stopped(
         }
         for reply in (client.get("/health"), client.get("/ready"), client.post(PATH, json={"messages": HELLO})):
             assert reply.status_code == 503 and reply.json()["error"]["message"] == told
+        server.signal(signal.SIGTERM)
         assert server.wait() == 1
         assert reason in " ".join(server.text.split())
 

@@ -115,7 +115,7 @@ def recorded(watched: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -
     with ThreadPoolExecutor(3) as pool:
         working = [pool.submit(work, seed) for seed in (100, 201, 302)]
         try:
-            flags = ["--url", watched.url, "--seconds", "5", "--output", str(file), "--admin-api-key", "boss"]
+            flags = ["--url", watched.url, "--seconds", "2", "--output", str(file), "--admin-api-key", "boss"]
             assert main(["trace", *flags]) == 0
         finally:
             stop.set()

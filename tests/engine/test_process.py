@@ -36,6 +36,7 @@ from saccade.wire.messages import Stage
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import Turn
 from saccade.wire.update import FinishReason
+from tests.child_processes import gone
 from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
@@ -133,14 +134,6 @@ def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
     ]
     for mine, other in zip(found, expected, strict=True):
         assert [s.logprob for s in mine.values()] == pytest.approx([s.logprob for s in other.values()], abs=1e-4)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, even if it is still a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_a_start_reports_its_stages_and_the_graphs_it_captures(shared: Shared) -> None:

@@ -25,15 +25,16 @@ from saccade.execution.build import Built, build_engine
 from saccade.execution.rank_processes import MODULE as RANK_MODULE
 from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
+from saccade.layers import connect
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.update import FinishReason
-from tests.child_processes import children, words_of
+from tests.child_processes import children, gone, words_of
 from tests.e2e.checkpoint import make_checkpoint
 from tests.engine.rig import run
 from tests.execution.alike import assert_close
 from tests.execution.engine_ranks import LIMITS, python_path
 from tests.execution.faulty_followers import BAD_TOKEN, NUM_WARM_UP, break_head
-from tests.execution.test_rank_processes import gone, wait_until
+from tests.execution.test_rank_processes import wait_until
 
 SOON_S = 120.0  # on a busy machine; waiting for a rank that is gone would take 600 s
 SETTINGS = EngineSettings(
@@ -104,7 +105,10 @@ def test_a_rank_that_fails_while_building_is_the_reason(
     assert time.monotonic() - begun < SOON_S
 
 
-def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(folder: Path) -> None:
+def test_the_watchdog_limits_the_wait_for_a_rank_killed_before_it_connects(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "MIN_CONNECT_S", 3.0)
     begun = time.monotonic()
     with (
         pytest.raises(RankGoneError, match=r"^rank 1 of 2 was ended by SIGKILL before it was ready$"),

@@ -26,6 +26,7 @@ from saccade.execution.channel import Sender
 from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.processes import EXIT_ORPHANED
+from tests.child_processes import gone
 from tests.execution.fake_executor import Add, Do, FakeExecutor, digest_of
 
 BOUND_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
@@ -40,14 +41,6 @@ PLAN = RankPlan(
 )
 NOTHING = OrderOutcome()
 STORE = "memfd:saccade-store"
-
-
-def gone(pid: int) -> bool:
-    """A zombie counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def open_files(pid: int | str = "self") -> set[str]:

@@ -334,7 +334,7 @@ def test_silence_is_broken_by_pings(serve: Serve) -> None:
 
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,)}
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.4)
         yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
         heard.set()
 

@@ -99,9 +99,9 @@ def test_spliced_chunks_are_the_intended_json(has_usage: bool) -> None:
 
 def test_long_silence_is_broken_by_comments(scripted: Scripted) -> None:
     async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.4)
         yield {"text": "a", "token_ids": (5,)}
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.4)
         yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
 
     caller, _, _ = scripted(slow, sse_ping_s=0.03)
