@@ -1,6 +1,7 @@
 """The warm-up layers of a pass launch all its kernels, so that a capture launches none for the first time."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.frame import run_body
+from saccade.kernels.dispatch import kernels_for
+from saccade.layers.layer import Placement
 from saccade.models.model_config import Config
+from saccade.models.quantization import read_formats
 from saccade.models.registry import read_spec
+from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.engine.rig import Options, build, executor_of
 from tests.models import tiny
@@ -78,9 +83,40 @@ def test_warm_up_layers_launch_every_kernel_of_the_pass_less_often(family: str, 
         assert warmup.total() < 0.75 * whole.total(), name
 
 
-def test_a_large_model_has_a_handful_of_warm_up_layers() -> None:
-    config = Config.read(Path(__file__).parent.parent / "data" / "cli_qwen3_vl_8b_config.json")
-    spec = read_spec(config)[1]
-    assert spec.vision is not None and spec.vision.depth == 27 and len(spec.decoder.layers) == 36
-    assert spec.decoder.warmup_layers == [0, 1, 4], "the first, with deepstack rows, without"
-    assert spec.vision.warmup_layers == [0, 1, 8, 26], "without a residual, with one, with a merger, the last"
+def test_layers_whose_weights_have_another_format_are_warmed_up_too(tmp_path: Path) -> None:
+    make_deep("qwen3_vl", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert meta_model(tmp_path).decoder.warmup_layers == [0, 1, 4]
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**scheme, "strategy": "channel", "dynamic": False},
+        "input_activations": {**scheme, "strategy": "token", "dynamic": True},
+    }
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["re:.*layers.6.self_attn", "re:.*layers.8.mlp", "re:.*blocks.9.mlp", "re:.*(lm_head|merger.*)$"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = meta_model(tmp_path)
+    assert model.decoder.warmup_layers == [0, 1, 4, 6, 9], "a layer runs the MLP before it"
+    assert model.tower is not None and model.tower.warmup_layers == [0, 1, 2, 9, 10], "the last anyway"
+
+
+def test_a_large_model_has_a_handful_of_warm_up_layers(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent.parent / "data" / "cli_qwen3_vl_8b_config.json", tmp_path / "config.json")
+    model = meta_model(tmp_path)
+    assert model.tower is not None and len(model.tower.blocks) == 27 and len(model.decoder.layers) == 36
+    assert model.decoder.warmup_layers == [0, 1, 4], "the first, with deepstack rows, without"
+    assert model.tower.warmup_layers == [0, 1, 8, 26], "without a residual, with one, with a merger, the last"
+
+
+def meta_model(folder: Path) -> Model:
+    """The model of a config.json, without memory."""
+    config = Config.read(folder / "config.json")
+    family, spec = read_spec(config)
+    formats = read_formats(config, family.renames)
+    kernels = kernels_for("cpu", torch.float32)
+    place = Placement(kernels=kernels, device=torch.device("meta"), dtype=torch.float32, formats=formats)
+    return Model(place, spec)

@@ -1,6 +1,6 @@
 """The base class of all layers: where parameters live, and which checkpoint tensors fill them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,9 +97,21 @@ class Layer:
             elif isinstance(value, list):
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
 
+    def kind(self) -> Hashable:
+        """Layers of a class and kind launch the same kernels: their parameters have the same shapes and dtypes."""
+        return tuple((path, tensor.shape, tensor.dtype) for path, tensor in self.parameters())
+
     def parameter_bytes(self) -> int:
         """Bytes of this rank's slots. Padding does not count."""
         return sum(slot.nbytes for _, slot in self.slots())
+
+
+def first_of_each(kinds: Iterable[Hashable]) -> list[int]:
+    """The first index of each kind."""
+    first: dict[Hashable, int] = {}
+    for i, kind in enumerate(kinds):
+        first.setdefault(kind, i)
+    return list(first.values())
 
 
 EXCHANGE_MEMORY = "exchange.memory"

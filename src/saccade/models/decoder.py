@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from saccade.layers.attention import Attention
-from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer import Layer, Placement, first_of_each, new_exchange
 from saccade.layers.layer_spec import MoESpec
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
 from saccade.layers.moe import MoE
@@ -28,6 +28,7 @@ class Decoder(Layer):
         self.rotaries = [Rotary(rotary, place) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place.inside(f"layers.{i}"), spec, layer) for i, layer in enumerate(spec.layers)]
         assert spec.deepstack_levels < len(self.layers), "deepstack rows go between layers"
+        self.warmup_layers = self._warmup_layers()
         self.norm = new_norm(place, spec.width, spec.norm)
         self.head = None if spec.tied_head else VocabTable(place.inside("head"), spec.vocab_size, spec.width)
 
@@ -53,7 +54,7 @@ class Decoder(Layer):
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
         x_TD: Tensor = step.embeds_TD
         residual_TD: Tensor | None = None
-        for i in self.spec.warmup_layers if step.is_warmup else range(len(self.layers)):
+        for i in self.warmup_layers if step.is_warmup else range(len(self.layers)):
             if i:
                 x_TD, residual_TD = self.layers[i - 1].feed(x_TD, residual_TD)
             if 0 < i <= self.spec.deepstack_levels and step.deepstack_LTD is not None:
@@ -62,6 +63,19 @@ class Decoder(Layer):
             x_TD, residual_TD = self.layers[i].attend(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
+
+    def _warmup_layers(self) -> list[int]:
+        """The smallest set of layers that launches every kernel of `_attend`. A layer runs the MLP before it, whose
+        weights may have another format; all leave their result in the same form."""
+        return first_of_each(
+            (
+                self.spec.layers[i],
+                layer.attention.kind(),
+                None if i == 0 else (self.spec.layers[i - 1].mlp, self.layers[i - 1].mlp.kind()),
+                0 < i <= self.spec.deepstack_levels,
+            )
+            for i, layer in enumerate(self.layers)
+        )
 
     def logits(self, hidden_TD: Tensor, out: Tensor | None = None) -> Tensor:
         """float32 logits of all tokens, written to `out` if given."""

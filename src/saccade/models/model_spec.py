@@ -1,6 +1,5 @@
 """Model specifications. A family builds them from a config.json; the decoder and the tower read nothing else."""
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from saccade.layers.layer_spec import (
@@ -39,14 +38,6 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     deepstack_levels: int = 0
-
-    @property
-    def warmup_layers(self) -> list[int]:
-        """The smallest set of layers that launches every kernel of the decoder. A layer runs the MLP before it, and all
-        leave their result in the same form."""
-        before = (None, *(layer.mlp for layer in self.layers))
-        has_rows = [0 < i <= self.deepstack_levels for i in range(len(self.layers))]
-        return _first_of_each(list(zip(self.layers, before, has_rows, strict=False)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +80,6 @@ class VisionSpec:
         """Rows per merged unit: the projected one, then one for each deepstack layer."""
         return 1 + len(self.deepstack_layers)
 
-    @property
-    def warmup_layers(self) -> list[int]:
-        """The smallest set of blocks that launches every kernel of the tower. The last is one of them, so that what
-        follows the blocks gets its usual input."""
-        has_no_residual = [i == 0 or i - 1 in self.deepstack_layers for i in range(self.depth)]
-        kinds = [(i in self.full_layers, i in self.deepstack_layers, has_no_residual[i]) for i in range(self.depth)]
-        return sorted({*_first_of_each(kinds), self.depth - 1})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
@@ -108,8 +91,3 @@ class ModelSpec:
     decoder: DecoderSpec
     vision: VisionSpec | None = None
     sees_whole_image: bool = False
-
-
-def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:
-    """The first index of each kind."""
-    return sorted({kind: i for i, kind in reversed(list(enumerate(kinds)))}.values())

@@ -4,7 +4,7 @@ L levels, E width of the decoder."""
 import torch
 from torch import Tensor
 
-from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer import Layer, Placement, first_of_each, new_exchange
 from saccade.layers.layer_spec import MergerSpec, PoolSpec
 from saccade.layers.norm import new_norm
 from saccade.layers.parallel import ALONE, ParallelGroup
@@ -33,6 +33,7 @@ class Tower(Layer):
         head_dim = width // spec.block.num_heads
         self.rotary = GridRotary(head_dim, spec.rotary_base, place) if spec.rotary_base else None
         self.blocks = [VisionBlock(place.inside(f"blocks.{i}"), spec.block) for i in range(spec.depth)]
+        self.warmup_layers = self._warmup_layers()
         self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
         self.projector = _new_projector(place.inside("projector"), width, spec.projector)
         self.deepstack = [
@@ -63,7 +64,7 @@ class Tower(Layer):
             windows = step.window_cu_seqlens_W1, step.max_window
         residual_PD: Tensor | None = None
         level = 0  # levels are in layer order, mergers in the order of the config
-        for i in self.spec.warmup_layers if step.is_warmup else range(self.spec.depth):
+        for i in self.warmup_layers if step.is_warmup else range(self.spec.depth):
             segments = frames if i in self.spec.full_layers else windows
             x_PD, residual_PD = self.blocks[i](x_PD, residual_PD, rotation, segments)
             if i in self.spec.deepstack_layers:
@@ -79,6 +80,16 @@ class Tower(Layer):
             x_PD = x_PD + residual_PD
         self._merge(self.projector, x_PD, step, out_LUE[0])
         return out_LUE
+
+    def _warmup_layers(self) -> list[int]:
+        """The smallest set of blocks that launches every kernel of the tower. The last is one of them, so that what
+        follows the blocks gets its usual input."""
+        full, deepstack = self.spec.full_layers, self.spec.deepstack_layers
+        kinds = (
+            (i in full, i in deepstack, i == 0 or i - 1 in deepstack, block.kind())
+            for i, block in enumerate(self.blocks)
+        )
+        return sorted({*first_of_each(kinds), self.spec.depth - 1})
 
     def _embed(self, step: VisionStep) -> Tensor:
         # Padding may hold anything; attention gives it weight zero, and 0 * NaN is NaN.
