@@ -1,7 +1,4 @@
-"""Real servers with one rank and with four, and graphs: the same answers, and an orderly end.
-
-Engines of two ranks are compared in tests/execution/test_rank_engines.py; test_rank_deaths.py has servers of two.
-"""
+"""Real servers with one, two and four ranks and graphs: the same answers, and an orderly end."""
 
 import json
 import signal
@@ -45,7 +42,6 @@ SCHEMA = {
     },
 }
 LONG_TEXT = "the quick brown fox and the lazy dog " * 2
-RANKS = 4
 CASES: dict[str, dict[str, Any]] = {
     "text": {"messages": asked(text="hello there")},
     "an image": {"messages": asked(PICTURES[0])},
@@ -71,7 +67,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Serv
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
         found = {}
-        for size in (1, RANKS):
+        for size in (1, 2, 4):
             engine = {**ENGINE, "tensor_parallel_size": size}
             started = running(
                 folder, logs / f"{size}", engine=engine, limits=LIMITS, server={"shutdown_timeout_s": END_S}
@@ -111,8 +107,9 @@ def ask(client: httpx2.Client, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", [*CASES, *CROWD])
-def test_ranks_answer_as_one_does(replies: dict[int, dict[str, Any]], case: str) -> None:
-    found, expected = replies[RANKS][case], replies[1][case]
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_answer_as_one_does(replies: dict[int, dict[str, Any]], size: int, case: str) -> None:
+    found, expected = replies[size][case], replies[1][case]
     assert found["usage"] == expected["usage"]
     for mine, right in zip(found["choices"], expected["choices"], strict=True):
         assert mine["finish_reason"] == right["finish_reason"]
@@ -131,21 +128,23 @@ def assert_same_scores(found: list[Any], expected: list[Any]) -> None:
         )
 
 
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_stream_of_ranks_is_the_plain_answer_in_pieces(
-    servers: dict[int, ServerProcess], replies: dict[int, dict[str, Any]]
+    servers: dict[int, ServerProcess], replies: dict[int, dict[str, Any]], size: int
 ) -> None:
-    stream = Streaming(servers[RANKS], SCORED | CASES["an image"])
+    stream = Streaming(servers[size], SCORED | CASES["an image"])
     stream.join(END_S)
     assert stream.events[-1] == "[DONE]"
     pieces = [choice["delta"].get("content") or "" for event in stream.events[:-1] for choice in event["choices"]]
     assert len(pieces) > 2 and "".join(pieces) == replies[1]["an image"]["choices"][0]["message"]["content"]
 
 
+@pytest.mark.parametrize("size", [2, 4])
 def test_requests_were_put_back_found_again_and_replayed(
-    servers: dict[int, ServerProcess], replies: dict[int, dict[str, Any]]
+    servers: dict[int, ServerProcess], replies: dict[int, dict[str, Any]], size: int
 ) -> None:
     """What the answers above must have met; and when all is over, they still come."""
-    with servers[RANKS].client() as client:
+    with servers[size].client() as client:
         seen = gauges(client.get("/metrics").text)
         phases = client.get("/graphs").json()["phases"]
         again = ask(client, CASES["an image"])
@@ -164,7 +163,7 @@ def leave_early(server: ServerProcess, body: dict[str, Any]) -> None:
             assert part
 
 
-@pytest.mark.parametrize(("size", "number"), [(1, signal.SIGTERM), (RANKS, signal.SIGINT)])
+@pytest.mark.parametrize(("size", "number"), [(2, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_signal_ends_all_ranks_in_order(servers: dict[int, ServerProcess], size: int, number: signal.Signals) -> None:
     """What runs is answered before. The last test: the server is gone behind it."""
     server = servers[size]
