@@ -157,7 +157,8 @@ def test_a_client_that_leaves_frees_its_process(server: ServerProcess, http: htt
     while busy(server):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert ask(http, part("video", growing_gif([(64, 64)] * 3))).status_code == 200
+    reply = ask(http, part("video", growing_gif([(64, 64)] * 3)))
+    assert reply.status_code == 200, reply.text
 
 
 def test_many_videos_at_once_leave_no_memory_behind_and_no_text_outside(

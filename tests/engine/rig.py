@@ -132,7 +132,8 @@ def finish(engine: Engine, names: list[str]) -> dict[str, Answer]:
 def image_settings(folder: Path) -> ImageSettings:
     config = json.loads((folder / "config.json").read_text())
     patch = config["vision_config"]["patch_size"]
-    raw = {"patch_size": patch, "min_pixels": 64, "max_pixels": 1200, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    size = {"shortest_edge": 64, "longest_edge": 1200}
+    raw = {"patch_size": patch, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     if config["model_type"] == "gemma3":
         side = config["vision_config"]["image_size"]
         raw["size"] = {"height": side, "width": side}
