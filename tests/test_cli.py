@@ -111,7 +111,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)
     monkeypatch.setattr("saccade.terminal.find_spec", lambda name: "installed")
     (folder := tmp_path / "folder.png").mkdir()
-    for path, reason in ((tmp_path / "no" / "x.png", "its folder does not exist"), (folder, "it is a folder")):
+    for path, reason in (
+        (tmp_path / "no" / "x.png", "its folder does not exist"),
+        (tmp_path / f"{'x' * 300}.png", "File name too long"),
+        (folder, "it is a folder"),
+    ):
         assert main([*command.split(), flag, str(path)]) == 2
         assert f"{path} cannot be written: {reason} ({flag})" in capsys.readouterr().err
 

@@ -38,13 +38,20 @@ def print_json(value: Any) -> None:
 
 def check_file(path: str, flags: str = "--json") -> None:
     """Refuses a file to be written at the end of minutes of work before them. An empty path asks for none."""
-    file = Path(path)
-    if path and file.is_dir():
-        raise _not_written(path, "it is a folder", flags)
-    if path and not file.parent.is_dir():
-        raise _not_written(path, "its folder does not exist", flags)
-    if path and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _not_written(path, "this user may not write there", flags)
+    if path and (reason := _why_not_writable(Path(path))):
+        raise _not_written(path, reason, flags)
+
+
+def _why_not_writable(file: Path) -> str | None:
+    try:
+        if file.is_dir():
+            return "it is a folder"
+        if not file.parent.is_dir():
+            return "its folder does not exist"
+        may_write = os.access(file if file.exists() else file.parent, os.W_OK)
+    except OSError as error:  # such as a name that is too long
+        return error.strerror
+    return None if may_write else "this user may not write there"
 
 
 def check_plot(path: str) -> None:

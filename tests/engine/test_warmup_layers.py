@@ -102,6 +102,10 @@ def test_layers_whose_weights_have_another_format_are_warmed_up_too(tmp_path: Pa
     model = meta_model(tmp_path)
     assert model.decoder.warmup_layers == [0, 1, 4, 6, 9], "a layer runs the MLP before it"
     assert model.tower is not None and model.tower.warmup_layers == [0, 1, 2, 9, 10], "the last anyway"
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*merger_list.1"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = meta_model(tmp_path)
+    assert model.tower is not None and model.tower.warmup_layers == [0, 1, 2, 5, 10], "mergers have formats, too"
 
 
 def test_a_large_model_has_a_handful_of_warm_up_layers(tmp_path: Path) -> None:

@@ -143,6 +143,10 @@ def test_kernels_on_disk_are_not_compiled_again(write: Write, start: StartEngine
     other = start_compiling(longer, gpu, no_spares())
     assert other is not None, "other passes may need other kernels"
     other.close()
+    (Path(start.folder) / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    quantised = start_compiling(start, gpu, no_spares())
+    assert quantised is not None, "config.json may be that of the plain model"
+    quantised.close()
     folder = kernel_folder()
     assert folder is not None
     assert folder.stat().st_mode & 0o077 == 0

@@ -22,6 +22,7 @@ import torch
 from saccade import kernels
 from saccade.config import kernel_folder
 from saccade.execution.spare_compilers import STARTED, SpareCompilers, end_compilers, room_for_compilers
+from saccade.models.model_config import Config
 from saccade.wire.messages import OnStage, Stage, StartEngine
 
 PACKAGES = ("saccade-vlm", "torch", "triton", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl")
@@ -130,7 +131,7 @@ def _digest(start: StartEngine, device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
     parts = (
-        (Path(start.folder) / CONFIG).read_bytes(),
+        Config.read(Path(start.folder) / CONFIG).values,
         msgspec.json.encode(replace(start.settings, device="")),
         msgspec.json.encode(start.limits),
         (properties.name, properties.major, properties.minor, properties.multi_processor_count),

@@ -33,13 +33,13 @@ class Tower(Layer):
         head_dim = width // spec.block.num_heads
         self.rotary = GridRotary(head_dim, spec.rotary_base, place) if spec.rotary_base else None
         self.blocks = [VisionBlock(place.inside(f"blocks.{i}"), spec.block) for i in range(spec.depth)]
-        self.warmup_layers = self._warmup_layers()
         self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
         self.projector = _new_projector(place.inside("projector"), width, spec.projector)
         self.deepstack = [
             _new_projector(place.inside(f"deepstack.{i}"), width, spec.deepstack_merger)
             for i in range(len(spec.deepstack_layers))
         ]
+        self.warmup_layers = self._warmup_layers()
 
     def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
         """(L, U, E): the projected rows, then the deepstack rows, in patch order; written to `out_LUE` if given. With
@@ -85,8 +85,9 @@ class Tower(Layer):
         """The smallest set of blocks that launches every kernel of the tower. The last is one of them, so that what
         follows the blocks gets its usual input."""
         full, deepstack = self.spec.full_layers, self.spec.deepstack_layers
+        mergers = {i: merger.kind() for i, merger in zip(deepstack, self.deepstack, strict=True)}
         kinds = (
-            (i in full, i in deepstack, i == 0 or i - 1 in deepstack, block.kind())
+            (i in full, mergers.get(i), i == 0 or i - 1 in deepstack, block.kind())
             for i, block in enumerate(self.blocks)
         )
         return sorted({*first_of_each(kinds), self.spec.depth - 1})

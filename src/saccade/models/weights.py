@@ -222,8 +222,10 @@ def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...
 
 def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
     """Splits a matrix among slots. One that does not fit is returned whole for each name, so that its shape is
-    reported."""
-    if matrix.shape != _joined_shape(names, slots):
+    reported. Scales of rows may have one dimension."""
+    joined = _joined_shape(names, slots)
+    is_column = joined is not None and joined[1:] == (1,) and matrix.shape == joined[:1]
+    if matrix.shape != joined and not is_column:
         return (matrix,) * len(names)
     sizes = [slots[name].shape[0] for name in names]
     parts: tuple[Tensor, ...] = matrix.split(sizes, dim=0)
