@@ -214,16 +214,34 @@ def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> Non
     show(*lines, f"all {count} graphs in {wall_s:.2f} s (largest of each before: {first_s:.2f} s), {held:.0f} MiB more")
 
 
-@pytest.mark.parametrize("name", ["Gemma-3-4B", "Qwen2.5-VL-7B"])
-def test_other_families_capture_all_graphs_of_a_server(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Any
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+PARTLY_FP8: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**FP8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**FP8, "strategy": "token", "dynamic": True},
+        }
+    },
+    "ignore": ["lm_head", "re:.*layers.5.self_attn", "re:.*layers.4.mlp", "re:.*blocks.20.mlp", "re:.*merger.*"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("Gemma-3-4B", {}), ("Qwen2.5-VL-7B", {}), ("Qwen3-VL-8B", {"quantization_config": PARTLY_FP8})],
+    ids=["Gemma-3-4B", "Qwen2.5-VL-7B", "Qwen3-VL-8B partly in FP8"],
+)
+def test_other_models_capture_all_graphs_of_a_server(
+    name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Any
 ) -> None:
     """Attention is split by rows and by requests, so buckets with equally many rows may launch different kernels; all
     must be compiled and loaded when a capture begins. A few layers show that. Two of three requests have images."""
     from tests.gpu.test_families import FAMILIES  # imports transformers
 
     monkeypatch.setenv("SACCADE_TEST_LAYERS", "7")  # Gemma: six with a window, one without
-    made = dummy_model(FAMILIES[name][0], tmp_path, device=DEVICE, dtype=DTYPE)
+    made = dummy_model(FAMILIES[name][0] | more, tmp_path, device=DEVICE, dtype=DTYPE)
     sizes = Sizes(max_num_seqs=256, max_tokens=2048, max_model_len=2048, bucket_stride=1)
     runner = new_runner(made, sizes, "full")
     runner.capture()

@@ -166,11 +166,17 @@ SMOLLM2_135M: dict[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 49152,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 FAMILIES: dict[str, tuple[dict[str, Any], Any, list[Grid]]] = {
     "Qwen3-VL-8B": (QWEN3_VL_8B, hf.Qwen3VLConfig, [(1, 36, 36), (1, 20, 44), (2, 12, 16)]),
     "Qwen2.5-VL-7B": (QWEN2_5_VL_7B, hf.Qwen2_5_VLConfig, [(1, 40, 40), (1, 22, 50), (2, 12, 16)]),
     "Gemma-3-4B": (GEMMA3_4B, hf.Gemma3Config, [(1, 64, 64), (1, 64, 64)]),
     "Qwen3-0.6B": (QWEN3_0_6B, hf.Qwen3Config, []),
+    "Qwen3-0.6B-YaRN": (
+        QWEN3_0_6B | {"rope_scaling": YARN, "max_position_embeddings": 131072},
+        hf.Qwen3Config,
+        [],
+    ),
     "SmolLM2-135M": (SMOLLM2_135M, hf.LlamaConfig, []),
 }
 
