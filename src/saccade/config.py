@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,22 @@ def flag_of(name: str) -> str:
 def refused(name: str, value: object, allowed: str) -> ConfigError:
     """The error for a setting whose value is not allowed."""
     return ConfigError(f"{name} is {value}; {allowed} ({flag_of(name)})")
+
+
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "text"),
+    bool: (bool, "True or False"),
+}
+
+
+def check_types(settings: Any) -> None:
+    """For values that no command line has parsed."""
+    for each in fields(settings):
+        value, (allowed, words) = getattr(settings, each.name), _KINDS[each.type]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and each.type is not bool):
+            raise refused(each.name, repr(value), f"it must be {words}")
 
 
 def check_at_least(settings: Any, lowest: Mapping[str, float]) -> None:

@@ -64,6 +64,20 @@ def test_a_rank_that_is_killed_or_stopped(
         assert reason in " ".join(server.text.split())
 
 
+def test_a_rank_that_is_killed_while_requests_drain(checkpoint: Path, tmp_path: Path) -> None:
+    """They are lost, and the client, the log and the exit code say why, as they do before the server is told to end."""
+    reason = "the engine died: rank 1 of 2 was ended by SIGKILL; its requests are lost"
+    with two_ranks(checkpoint, tmp_path / "log") as (server, pids), server.client() as client:
+        stream = Streaming(server, {**LONG, "max_tokens": 450})
+        wait_for(lambda: len(stream.lines) > 2)
+        server.signal(signal.SIGTERM)
+        wait_for(lambda: client.get("/ready").status_code == 503)
+        os.kill(pids[1], signal.SIGKILL)
+        stream.join(END_S)
+        assert reason in stream.events[-2]["error"]["message"]
+        assert server.wait() == 1 and reason in " ".join(server.text.split())
+
+
 def test_a_killed_front_end_leaves_no_process(checkpoint: Path, tmp_path: Path) -> None:
     with two_ranks(checkpoint, tmp_path / "log") as (server, pids):
         body = {**LONG, "max_tokens": 450, "stream": True}

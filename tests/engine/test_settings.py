@@ -1,11 +1,13 @@
 """Limits that default to the machine's, and settings of a checkpoint that must agree with its model."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from saccade import LLM
@@ -49,6 +51,34 @@ def test_steps_on_a_cpu_are_limited_to_a_useful_number_of_rows() -> None:
     )
     many = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=3000)
     assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "every request needs a row"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_num_seqs", "4", "a whole number"),
+        ("max_model_len", 4096.0, "a whole number"),
+        ("max_model_len", None, "a whole number"),
+        ("tensor_parallel_size", True, "a whole number"),
+        ("gpu_memory_utilization", "0.5", "a number"),
+        ("max_step_ms", False, "a number"),
+        ("enforce_eager", "no", "True or False"),
+        ("enforce_eager", 1, "True or False"),
+        ("graphs", None, "text"),
+        ("dtype", ["float32"], "text"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused(name: str, value: Any, allowed: str) -> None:
+    flag = re.escape(f"(--{name.replace('_', '-')})")
+    with pytest.raises(ConfigError, match=rf"^{name} is {re.escape(repr(value))}; it must be {allowed} {flag}$"):
+        LLM("model", **{name: value})
+
+
+def test_numbers_of_numpy_and_paths_are_settings(tmp_path: Path) -> None:
+    numbers: Any = {"max_num_seqs": np.int64(4), "max_step_ms": np.float32(2)}
+    assert SchedulerSettings(**numbers).max_num_seqs == 4
+    with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder"):
+        LLM(tmp_path, download_dir=tmp_path, revision="v2")
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "encoder_budget_tokens"])

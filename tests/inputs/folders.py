@@ -145,6 +145,7 @@ def write_gemma(folder: Path) -> Path:
             "do_pan_and_scan": None,
         },
         "config.json": {
+            "architectures": ["Gemma3ForConditionalGeneration"],
             "model_type": "gemma3",
             "mm_tokens_per_image": 4,
             "image_token_index": tokenizer.token_to_id("<image_soft_token>"),

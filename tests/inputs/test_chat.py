@@ -118,7 +118,9 @@ def hostile_texts() -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3", "qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("place", ["content", "part", "system", "assistant", "tool", "name", "schema", "variable"])
+@pytest.mark.parametrize(
+    "place", ["content", "part", "system", "assistant", "tool", "name", "cut", "schema", "variable"]
+)
 def test_special_tokens_from_users_stay_text(folders: dict[str, Path], family: str, place: str) -> None:
     processor = Processor.from_folder(folders[family])
     tokenizer = processor.tokenizer
@@ -135,6 +137,7 @@ def test_special_tokens_from_users_stay_text(folders: dict[str, Path], family: s
 def _request(place: str, text: str) -> dict[str, Any]:
     user: dict[str, Any] = {"role": "user", "content": "hi"}
     call = {"type": "function", "function": {"name": text if place == "name" else "f", "arguments": {text: [text]}}}
+    cut = {"type": "function", "function": {"name": "f", "arguments": '{"a": "' + text}}
     schema = {"type": "function", "function": {"name": text, "parameters": {text: {"type": text, "enum": [text]}}}}
     requests: dict[str, dict[str, Any]] = {
         "content": {"messages": [{"role": "user", "content": text}]},
@@ -145,6 +148,7 @@ def _request(place: str, text: str) -> dict[str, Any]:
         "assistant": {"messages": [user, {"role": "assistant", "content": text}, user]},
         "tool": {"messages": [user, {"role": "tool", "content": text}]},
         "name": {"messages": [user, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+        "cut": {"messages": [user, {"role": "assistant", "content": "", "tool_calls": [cut]}]},
         "schema": {"messages": [user], "tools": [schema]},
         "variable": {"messages": [user], "variables": {"date_string": text, "enable_thinking": text}},
     }
@@ -274,10 +278,6 @@ def test_types_of_a_schema_may_be_lists() -> None:
         ([{"role": "user", "content": [{"type": "video", "fps": float("nan")}]}], "messages[0].content[0].fps"),
         ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_wrong_messages_are_named(folders: dict[str, Path], messages: Any, param: str) -> None:
@@ -299,6 +299,19 @@ def test_tool_arguments_are_objects_for_templates(folders: dict[str, Path]) -> N
         for call in (CALL, as_text)
     ]
     assert rendered[0] == rendered[1] and '"parameters": {"city": "Łódź", "days": 2.0}' in rendered[0]
+
+
+def test_tool_arguments_that_are_no_object_reach_templates_as_they_are(folders: dict[str, Path]) -> None:
+    """The model was cut off, or wrote something else: the client sends its message back, often with an error."""
+    template = Processor.from_folder(folders["qwen3"]).template
+    assert template is not None
+    for text in ('{"city": "Łód', "[1, 2]", "[" * 5000):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": text}}
+        asked = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "no JSON", "tool_call_id": "c1"},
+        ]
+        assert f'"arguments": {text}}}' in template.render([{"role": "user", "content": "x"}, *asked]).text
 
 
 def test_text_parts_reach_templates_that_know_only_strings(folders: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference_video_resize
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.media_settings import read_image_settings, read_video_settings
+from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings, read_video_settings
 from saccade.inputs.plans import plan_image, plan_video, sample_frames, smart_resize, smart_resize_video
 from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles
@@ -205,6 +205,21 @@ def test_defaults_equal_transformers(tmp_path: Path) -> None:
         _compare_defaults(kind, video)
         assert (video.min_frames, video.max_frames) == (kind.min_frames, kind.max_frames)
         assert (video.is_sampled, video.max_video_tokens) == (kind.do_sample_frames, kind.max_video_tokens)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3"])
+def test_a_config_without_a_model_type_is_read_as_its_architecture_says(
+    folders: dict[str, Path], family: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[family], tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    readers: Any = (read_image_settings, read_video_settings, read_placeholder_settings)
+    expected = [read(folder) for read in readers]
+    assert expected[0] is not None and expected[2] is not None
+    for other in ({}, {"model_type": "qwen3"}):
+        kept = {key: value for key, value in config.items() if key != "model_type"} | other
+        (folder / "config.json").write_text(json.dumps(kept))
+        assert [read(folder) for read in readers] == expected
 
 
 def _compare_defaults(kind: Any, settings: ImageSettings | VideoSettings) -> None:

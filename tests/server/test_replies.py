@@ -340,13 +340,32 @@ def test_sglang_logprobs_have_sglangs_format(scripted: Scripted) -> None:
     assert worded["input_top_logprobs"][1][0][2] == texts[3] and worded["output_token_logprobs"][0][2] == texts[4]
 
 
-@pytest.mark.parametrize("name", ["stop_regex", "structural_tag", "custom_params"])
-def test_unsupported_sglang_parameters_are_refused_even_if_nested(scripted: Scripted, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("stop_regex", "x", "leave it out"),
+        ("structural_tag", "x", "leave it out"),
+        ("custom_params", "x", "leave it out"),
+        ("allowed_token_ids", [1], "leave it out"),
+        ("max_tokens", 5, "use max_new_tokens"),
+        ("min_tokens", 5, "use min_new_tokens"),
+        ("seed", 0, "use sampling_seed"),
+        ("include_stop_str_in_output", True, "use no_stop_trim"),
+        ("guided_json", {}, "use json_schema"),
+        ("logprobs", 2, "use return_logprob beside sampling_params"),
+    ],
+)
+def test_sampling_params_that_sglang_does_not_have_are_refused(
+    scripted: Scripted, name: str, value: Any, hint: str
+) -> None:
     caller, engine, _ = scripted(strict=True)
-    answer = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {name: "x"}}))
+    answer = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {name: value}}))
     error = answer.json["error"]
     assert (answer.status, error["code"], error["param"]) == (400, "unsupported_parameter", f"sampling_params.{name}")
+    assert error["message"] == f"sampling_params.{name} is not supported; {hint}"
     assert not engine.seen
+    harmless: dict[str, Any] = {"min_tokens": 0, "seed": None, "logprobs": False, "bad_words": []}
+    assert asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": harmless})).status == 200
     odd = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {"odd": 1}, "even": 2}))
     assert odd.status == 200 and odd.headers["x-ignored-fields"] == "even,sampling_params.odd"
 

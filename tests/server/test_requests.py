@@ -50,6 +50,23 @@ def test_request_fields_become_sampling_params() -> None:
     )  # fmt: skip
 
 
+def test_errors_about_lengths_name_the_fields_that_were_sent() -> None:
+    def generate(**fields: Any) -> SamplingParams:
+        body = orjson.dumps({"text": "a", "sampling_params": fields})
+        return generate_params(read_request(GenerateRequest, body)[0], SETTINGS, DEFAULTS)
+
+    for ask, least, most in (
+        (chat, "min_tokens", "max_tokens"),
+        (chat, "min_tokens", "max_completion_tokens"),
+        (generate, "min_new_tokens", "max_new_tokens"),
+    ):
+        with pytest.raises(RequestError, match=rf"^{least} is 9; the most is {most}, here 5$") as refused:
+            ask(**{least: 9, most: 5})
+        assert refused.value.param == least
+    with pytest.raises(RequestError, match=r"^stop is 'max_tokens\\n.*; allowed are strings"):
+        chat(stop="max_tokens\n" * 200, max_completion_tokens=3)
+
+
 def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
     assert chat(max_tokens=5).max_tokens == 5 and chat().max_tokens is None

@@ -11,7 +11,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.kernels.image_jobs import Resample, Triple
 from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, VideoSettings
-from saccade.models.registry import MODEL_TYPES
+from saccade.models.registry import find_family
 
 MAX_COUNT = 2**40
 _RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -83,7 +83,7 @@ def read_placeholder_settings(folder: Path) -> PlaceholderSettings | None:
 
 def _media_defaults(folder: Path) -> MediaDefaults | None:
     """The defaults of the checkpoint's family, or None for a text model."""
-    family = MODEL_TYPES.get(str(read_json(folder / "config.json").get("model_type", "")))
+    family = find_family(read_json(folder / "config.json"))
     return None if family is None else family.media
 
 
@@ -155,7 +155,9 @@ def _height_width(size: Any, folder: Path) -> tuple[int, int] | None:
 def _model_config(folder: Path) -> dict[str, Any]:
     """config.json completed by the model's defaults, so that processor and model agree on the number of rows."""
     given = {"vision_config": {}} | read_json(folder / "config.json")
-    config = MODEL_TYPES[str(given["model_type"])].defaults.complete(given)
+    family = find_family(given)
+    assert family is not None, "its media have defaults"
+    config = family.defaults.complete(given)
     if not isinstance(config["vision_config"], dict):
         raise ConfigError(f"{folder / 'config.json'}: vision_config must be a JSON object")
     return config

@@ -1,6 +1,7 @@
 """Finds the family for the architecture named in a config.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import Llama3Scaling, MoESpec
@@ -23,6 +24,14 @@ FAMILIES = (
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 MODEL_TYPES = {family.model_type: family for family in FAMILIES}
+
+
+def find_family(config: Mapping[str, Any]) -> Family | None:
+    """The family whose model is built from a config.json, also if it has no `model_type`."""
+    named = config.get("architectures")
+    words = [*(named if isinstance(named, list) else ()), config.get("model_type")]
+    known = (ARCHITECTURES | MODEL_TYPES).get
+    return next((family for word in words if (family := known(str(word))) is not None), None)
 
 
 def read_spec(config: Config) -> tuple[Family, ModelSpec]:

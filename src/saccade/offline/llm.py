@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +68,7 @@ class LLM:
         known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
             raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known settings are {', '.join(sorted(known))}")
+        settings = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in settings.items()}
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)

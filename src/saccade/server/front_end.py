@@ -129,15 +129,17 @@ class _Front:
                 starting.result()
                 await asyncio.wait({engine_ended, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             self._say("shutting down")
-            return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
             background = (starting, stopped, engine_ended, refreshing, reporting, returning)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            await drain(self._service, self._engine, http.hurry)
+            if death := await drain(self._service, self._engine, http.hurry):
+                _log.error("%s", death)
+                self._engine_died = True
             http.should_exit = True
             await serving
+        return EXIT_ENGINE_DIED if self._engine_died else 0
 
     async def _start(self, listener: socket.socket) -> None:
         try:

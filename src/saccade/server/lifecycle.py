@@ -162,15 +162,19 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
     return None
 
 
-async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> None:
+async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> str:
     """Refuses new requests and waits until the others have ended, time is up or `hurry` is set. Then ends the engine,
-    and waits until aborted requests have their replies."""
+    and waits until aborted requests have their replies. Returns why the engine died meanwhile; "" if it did not."""
+    was_alive, death = engine is not None and engine.is_alive, ""
     service.drain()
     await _until_idle(service, service.settings.shutdown_timeout_s, hurry)
     if engine is not None:
+        if was_alive and not engine.is_alive:
+            death = await engine.wait_dead()
         await engine.aclose()
     await _until_idle(service, END_S, asyncio.Event())
     await service.aclose()
+    return death
 
 
 async def _until_idle(service: Service, limit_s: float, hurry: asyncio.Event) -> None:

@@ -10,7 +10,7 @@ from time import monotonic, time
 
 from saccade import __version__
 from saccade.client.served import ServedEngine
-from saccade.errors import EngineDeadError
+from saccade.errors import EngineDeadError, RankGoneError
 from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.text.embedding import EmbeddingSettings
@@ -179,8 +179,8 @@ class Service:
 
     def lost(self, error: EngineDeadError) -> HttpError:
         """The error for a request whose engine died."""
-        if self.phase is ServerPhase.DRAINING:
-            return draining()
+        if self.phase is ServerPhase.DRAINING:  # at its end it closes the engine
+            return to_http(error, "") if isinstance(error, RankGoneError) else draining()
         is_restarted = self.is_replicated or self.settings.restart_engine
         return engine_restarting() if is_restarted else to_http(error, "")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from saccade.config import Mode, Tier, check_at_least, check_not_negative, refused, setting
+from saccade.config import Mode, Tier, check_at_least, check_not_negative, check_types, refused, setting
 from saccade.errors import ConfigError
 
 
@@ -36,6 +36,7 @@ class SchedulerSettings:
     retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_at_least(self, {name: int(name in _AT_LEAST_ONE) for name in self.__slots__})
         if self.max_model_len == 1:
             raise refused("max_model_len", 1, "it must be at least 2")
@@ -135,6 +136,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise refused("gpu_memory_utilization", self.gpu_memory_utilization, "it must be above 0 and at most 1")
         check_not_negative(self, "block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s")

@@ -199,7 +199,8 @@ def _read_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
 
 
 def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
-    """Arguments are JSON text in the API; templates expect an object."""
+    """Arguments are JSON text in the API; templates expect an object. Other text is given to them as it is: a model
+    that was cut off may have written it, and clients send its message back."""
     function = call.get("function")
     if not isinstance(function, dict):
         raise _wrong("a tool call must have a function", param)
@@ -208,7 +209,7 @@ def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
         try:
             parsed = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
-            raise _wrong("arguments must be a JSON object", f"{param}.function.arguments") from None
+            parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return call | {"function": function | {"arguments": arguments}}
 

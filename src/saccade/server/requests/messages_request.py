@@ -113,12 +113,12 @@ def _add_result(builder: ChatBuilder, block: dict[str, Any], at: str) -> None:
 def _add_assistant(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: dict[str, dict[str, Any]] = {}
+    calls: list[dict[str, Any]] = []
     for j, block in enumerate(blocks):
         place = f"{at}[{j}]"
         match _kind(block, place):
             case "tool_use":
-                calls[place] = _call(block, place)
+                calls.append(_call(block, place))
             case "thinking" if isinstance(block.get("thinking"), str):
                 thoughts.append(block["thinking"])
             case "redacted_thinking":
@@ -129,8 +129,8 @@ def _add_assistant(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        message["tool_calls"] = list(calls.values())
-    builder.add(message, at, calls=list(calls))
+        message["tool_calls"] = calls
+    builder.add(message, at)
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class Wire(BaseModel):
 
     # Fields of other servers that would change the answer, with the values that would not; others are refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to send for some of them
     NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that are models
 
 
@@ -272,7 +273,34 @@ class GenerateParams(SamplingFields):
     regex: str | None = None
     ebnf: str | None = None
 
-    UNSUPPORTED = {"stop_regex": (None, [], ""), "structural_tag": (None,), "custom_params": (None,)}
+    # The names of OpenAI and vLLM for what SGLang calls something else, has in the request, or does not have.
+    INSTEAD = {
+        "max_tokens": "max_new_tokens",
+        "max_completion_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "seed": "sampling_seed",
+        "include_stop_str_in_output": "no_stop_trim",
+        "logprobs": "return_logprob beside sampling_params",
+        "top_logprobs": "top_logprobs_num beside sampling_params",
+        "prompt_logprobs": "logprob_start_len beside sampling_params",
+        "response_format": "json_schema",
+        "structured_outputs": "json_schema, regex or ebnf",
+        "guided_json": "json_schema",
+        "guided_regex": "regex",
+        "guided_choice": "regex",
+        "guided_grammar": "ebnf",
+    }
+    UNSUPPORTED = {
+        **dict.fromkeys(INSTEAD, (None,)),
+        "min_tokens": (None, 0),
+        "include_stop_str_in_output": (None, False),
+        "logprobs": (None, False),
+        "allowed_token_ids": (None,),
+        "bad_words": (None, []),
+        "stop_regex": (None, [], ""),
+        "structural_tag": (None,),
+        "custom_params": (None,),
+    }
 
 
 class GenerateRequest(Wire):

@@ -37,7 +37,8 @@ def read_request(kind: type[Model], body: Body, max_values: int = MAX_BODY_VALUE
 def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str = "") -> None:
     for name, allowed in kind.UNSUPPORTED.items():
         if name in raw and raw[name] not in allowed:
-            text = f"{at}{name} is not supported; leave it out"
+            instead = kind.INSTEAD.get(name)
+            text = f"{at}{name} is not supported; {'leave it out' if instead is None else f'use {instead}'}"
             raise RequestError(text, param=f"{at}{name}", code="unsupported_parameter")
     for name, inner in kind.NESTED.items():
         if isinstance(raw.get(name), dict):

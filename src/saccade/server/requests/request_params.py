@@ -1,5 +1,6 @@
 """From a request's fields to sampling parameters."""
 
+import re
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -26,7 +27,7 @@ _GENERATE_NAMES = {
     "seed": "sampling_seed",
     "prompt_logprobs_start": "logprob_start_len",
 }
-
+_LENGTHS = ("max_tokens", "min_tokens")  # an error about one may name the other
 
 Defaults = GenerationDefaults | None  # what the checkpoint suggests
 
@@ -118,11 +119,11 @@ def _checked(fields: dict[str, Any], names: dict[str, str]) -> SamplingParams:
     try:
         return SamplingParams(**fields)
     except RequestError as error:
-        name = names.get(error.param or "")
-        if name is None:
+        param = error.param or ""
+        if param not in names and param not in _LENGTHS:  # other errors may quote the client's own words
             raise
-        message = str(error).replace(error.param or "", name, 1)
-        raise RequestError(message, param=name, code=error.code) from None
+        message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        raise RequestError(message, param=names.get(param, param), code=error.code) from None
 
 
 def _logprobs(name: str, count: int | None, settings: ServerSettings) -> int | None:

@@ -152,13 +152,11 @@ def _add_call(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
     """Adds a call to the assistant's message before it."""
     call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
     if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
-        raise wrong("function_call needs call_id, name and arguments, which is JSON text", at)
+        raise wrong("function_call needs call_id, name and arguments, which is text", at)
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     if not builder.messages or builder.messages[-1]["role"] != "assistant":
         builder.add({"role": "assistant", "content": ""}, at)
-    calls = builder.messages[-1].setdefault("tool_calls", [])
-    builder.places[f"messages[{len(builder.messages) - 1}].tool_calls[{len(calls)}]"] = at
-    calls.append(call)
+    builder.messages[-1].setdefault("tool_calls", []).append(call)
 
 
 def _add_output(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:

@@ -14,7 +14,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 class TranslatedChat(ChatRequest):
     """A chat request made from another API's request, never read from a body. `places` has the client's name of each
-    message, part and call."""
+    message and part."""
 
     places: dict[str, str]
 
@@ -26,11 +26,10 @@ class ChatBuilder:
         self.messages: list[dict[str, Any]] = []
         self.places: dict[str, str] = {}
 
-    def add(self, message: dict[str, Any], place: str, *, parts: Sequence[str] = (), calls: Sequence[str] = ()) -> None:
+    def add(self, message: dict[str, Any], place: str, *, parts: Sequence[str] = ()) -> None:
         at = f"messages[{len(self.messages)}]"
         self.places[at] = place
         self.places |= {f"{at}.content[{j}]": part for j, part in enumerate(parts)}
-        self.places |= {f"{at}.tool_calls[{j}]": call for j, call in enumerate(calls)}
         self.messages.append(message)
 
 
