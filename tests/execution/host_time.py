@@ -193,8 +193,8 @@ def launcher(device: Device, *constants: str, num_numbers: int) -> Launcher:
     return Launcher(Kernel(device, *constants, num_numbers=num_numbers), Current())
 
 
-def new_rig(folder: Path) -> Engine:
-    """A narrow engine, set up as on a GPU."""
+def narrow_settings(folder: Path) -> tuple[StateSizes, ExecutorSettings]:
+    """Those of a GPU, and the files of a narrow checkpoint."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
     limits = SchedulerSettings(**GPU_LIMITS)
@@ -215,6 +215,12 @@ def new_rig(folder: Path) -> Engine:
         strict=False,
         vision_tiers=frozenset({Tier.CAPACITY, Tier.EXACT}),
     )
+    return sizes, settings
+
+
+def new_rig(folder: Path) -> Engine:
+    """A narrow engine, set up as on a GPU."""
+    sizes, settings = narrow_settings(folder)
     model = load_model(folder, dtype=torch.float32, load_format="dummy")
     executor = new_executor(model, sizes, settings)
     executor.capture()
@@ -222,7 +228,9 @@ def new_rig(folder: Path) -> Engine:
     for staging in [*(runner.phase.arena._staging for runner in executor.phases), pixels._slots]:
         staging._events = [torch.cuda.Event() for _ in staging._slabs]
     executor._is_cuda = True
-    return new_engine(executor, limits, EncoderIndex(VISION_ROWS, PAGE_ROWS), fingerprint=b"narrow")
+    return new_engine(
+        executor, SchedulerSettings(**GPU_LIMITS), EncoderIndex(VISION_ROWS, PAGE_ROWS), fingerprint=b"narrow"
+    )
 
 
 @dataclass(frozen=True)

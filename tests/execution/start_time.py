@@ -32,24 +32,19 @@ import torch
 from torch import Tensor
 
 import saccade
-from saccade.config import Mode, Tier
 from saccade.execution.assembly import new_executor
-from saccade.execution.executor import DeviceExecutor, ExecutorSettings
-from saccade.execution.state import StateSizes
+from saccade.execution.executor import DeviceExecutor
 from saccade.execution.verification import check_graphs
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.audit import fill_problems
 from saccade.graphs.frame import run_body
 from saccade.graphs.nodes import Node
-from saccade.inputs.media_settings import read_image_settings
 from saccade.kernels import dispatch
 from saccade.kernels.dispatch import Kernels, SamplingKernels
 from saccade.models.weights import load_model
-from saccade.wire.engine_settings import GPU_LIMITS, SchedulerSettings
-from tests.execution.host_time import CONFIG, PIXELS, Figures, Worker
+from tests.execution.host_time import Figures, Worker, narrow_settings
 
 MODULE = "tests.execution.start_time"
-BLOCK_SIZE, NUM_BLOCKS, PAGE_ROWS, VISION_ROWS = 128, 700, 16, 16384
 ROWS = {"vision": (327,), "prefill": (64, 512), "decode": (1, 64), "head": (32,), "sample": (32,)}
 NUM_BODY_RUNS = 7
 Launch = tuple[str, tuple[int, ...], list[Any]]  # of a kernel: its name, its grid, its arguments
@@ -187,26 +182,7 @@ def hopper_kernels() -> tuple[Kernels, SamplingKernels]:
 
 def new_rig(folder: Path) -> DeviceExecutor:
     """A narrow executor, set up as on a GPU, without graphs."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
-    limits = SchedulerSettings(**GPU_LIMITS)
-    sizes = StateSizes(
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_blocks=limits.max_model_len // BLOCK_SIZE,
-        max_sequences=limits.max_num_seqs,
-        num_vision_rows=VISION_ROWS,
-    )
-    settings = ExecutorSettings(
-        max_tokens=limits.max_num_batched_tokens,
-        max_units=limits.encoder_budget_tokens,
-        page_rows=PAGE_ROWS,
-        images=read_image_settings(folder),
-        videos=None,
-        modes=dict.fromkeys(("vision", "prefill", "decode"), Mode.FULL),
-        strict=False,
-        vision_tiers=frozenset({Tier.CAPACITY, Tier.EXACT}),
-    )
+    sizes, settings = narrow_settings(folder)
     kernels, sampling = hopper_kernels()
     model = load_model(folder, dtype=torch.bfloat16, load_format="dummy", kernels=kernels)
     return new_executor(model, sizes, settings, sampling)
