@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,6 +281,8 @@ def test_a_server_that_fails_is_given_up_and_told_of(tmp_path: Path) -> None:
 
 
 def test_a_soak_that_is_stopped_has_the_report_so_far() -> None:
+    """The one client asks for the second time when it has its first answer, so that answer is in the report."""
+    questions = count()
     stops: list[Callable[[], object]] = []
 
     async def works(asked: Any) -> Reply:
@@ -290,11 +293,12 @@ def test_a_soak_that_is_stopped_has_the_report_so_far() -> None:
         elif asked.path == "/metrics":
             yield plain(200, b"", "text/plain")
         else:
-            stops[0]()
+            if next(questions):
+                stops[0]()
             yield as_json({"error": {"message": "no"}}, 400)
 
     async def soak(url: str) -> SoakReport:
-        settings = SoakSettings(request_timeout_s=BOUND_S, minutes=BOUND_MINUTES, url=url)
+        settings = SoakSettings(request_timeout_s=BOUND_S, minutes=BOUND_MINUTES, url=url, concurrency=1)
         one = Soak(url, settings, None, lambda text: None)
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, one.stop))
         return await one.run()
