@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs import processor
+from saccade.inputs import decoding
 from saccade.inputs.allowance import Allowance, StopWorkError
 from saccade.inputs.measuring import MAX_VALUES, size_media
 from saccade.inputs.media import images
@@ -38,8 +38,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **more: Any) -> Any:
         raise AssertionError("work was done")
 
-    monkeypatch.setattr(processor, "decode_image", refuse)
-    monkeypatch.setattr(processor, "load_video", refuse)
+    monkeypatch.setattr(decoding, "decode_image", refuse)
+    monkeypatch.setattr(decoding, "load_video", refuse)
     monkeypatch.setattr(tokenizer, "_encode", refuse)
 
 
@@ -90,7 +90,7 @@ def test_memory_is_held_before_it_is_used(made: Processor, monkeypatch: pytest.M
         decoded.append(len(held))
         return images.decode_image(item, **more)
 
-    monkeypatch.setattr(processor, "decode_image", decode)
+    monkeypatch.setattr(decoding, "decode_image", decode)
     sources = [png(50, 40), png(30, 20, "1")]
     assert made.chat(image_messages(*sources), allowance=Allowance(hold=hold)).media[0].pixels.shape == (40, 50, 3)
     assert held == [3 * 2600 + 8 * 2000] and decoded == [1, 1]
@@ -106,7 +106,7 @@ def test_decoding_stops_when_the_client_leaves(made: Processor, monkeypatch: pyt
         decoded.append(item)
         return images.decode_image(item, **more)
 
-    monkeypatch.setattr(processor, "decode_image", decode)
+    monkeypatch.setattr(decoding, "decode_image", decode)
 
     def check_cancelled() -> None:
         if len(decoded) == 2:

@@ -108,7 +108,7 @@ def test_a_prompt_is_made_in_another_thread_while_its_image_is_decoded(
         return ids
 
     threads: list[threading.Thread] = []
-    monkeypatch.setattr("saccade.inputs.processor.decode_image", slow_decode)
+    monkeypatch.setattr("saccade.inputs.decoding.decode_image", slow_decode)
     monkeypatch.setattr(Tokenizer, "encode", note)
     prompt = chat(processors["qwen3_vl"], MEDIA["a JPEG"], submit)
     assert len(prompt.media) == 1 and len(threads) == 1 and threads[0] is not threading.current_thread()
@@ -147,7 +147,7 @@ def test_early_work_has_ended_when_a_request_is_refused(
         raise RequestError("damaged", code="image_invalid")
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
-    monkeypatch.setattr("saccade.inputs.processor.decode_image", fail)
+    monkeypatch.setattr("saccade.inputs.decoding.decode_image", fail)
     with pytest.raises(RequestError, match="damaged"):
         chat(processors["qwen3_vl"], MEDIA["a JPEG"], submit)
     assert ended

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
+from saccade.inputs.decoding import MediaDecoder
 from saccade.inputs.early_prompt import EarlyPrompt
 from saccade.inputs.measuring import (
     Sized,
@@ -25,9 +25,8 @@ from saccade.inputs.measuring import (
     needed_bytes,
     size_media,
 )
-from saccade.inputs.media.images import ImageLimits, Pixels, decode_image
+from saccade.inputs.media.images import ImageLimits
 from saccade.inputs.media.media_pool import MediaPool
-from saccade.inputs.media.videos import load_video
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
     read_image_settings,
@@ -44,7 +43,6 @@ from saccade.inputs.placeholders import (
     place_media,
     text_prompt,
 )
-from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
@@ -271,7 +269,7 @@ class Processor:
                 return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
 
             with EarlyPrompt(place, sized, allowance) as early:
-                prompt = early.finish(self._load_all(sized, allowance, param))
+                prompt = early.finish(self._decode_all(sized, allowance, param))
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
@@ -282,16 +280,10 @@ class Processor:
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         allowance.hold(needed_bytes(sized))
 
-    def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
-        """Decodes all media, without digests. Only a video file can have more tokens than were measured."""
-        num_tokens = sum(item.num_tokens for item in sized)
-        media: list[Media] = []
-        for item in sized:
-            allowance.check_cancelled()
-            media.append(self._load(item, allowance))
-            num_tokens += media[-1].plan.num_tokens - item.num_tokens
-            allowance.check_tokens(num_tokens, "the images and videos alone have", param)
-        return media
+    def _decode_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
+        if self.images is None:  # then there are no media: see `_check_supported`
+            return []
+        return MediaDecoder(self.images, self.limits, self.pool).decode_all(sized, allowance, param)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:
@@ -304,41 +296,6 @@ class Processor:
         if len(same) > limit:
             message = f"the request has {len(same)} {kind}s; the limit is {limit}"
             raise RequestError(message, param=same[limit].param, code="too_many_media")
-
-    def _load(self, item: Sized, allowance: Allowance) -> Media:
-        ref, settings, begun = item.ref, item.settings, perf_counter()
-        pixels, plan = self._decode(item, allowance)
-        decode_s = perf_counter() - begun
-        if isinstance(plan, ImagePlan):
-            self._check_plan(plan, settings, ref)
-        else:
-            pixels = pixels[list(plan.frames)]
-            pixels.flags.writeable = False
-        return Media(ref.kind, pixels, plan, b"", decode_s)
-
-    def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
-        ref, settings = item.ref, item.settings
-        if isinstance(settings, ImageSettings):
-            assert item.image is not None, "images are measured"
-            with ref.named_in_errors():
-                if self.pool is None:
-                    pixels = decode_image(item.image)
-                else:
-                    pixels = self.pool.image(item.image, self.limits, allowance)
-            return pixels, plan_image(pixels.shape[0], pixels.shape[1], settings)
-        with ref.named_in_errors():
-            load = load_video if self.pool is None else self.pool.video
-            frames, fps = load(ref.source, self.limits, allowance)
-        return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
-
-    def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:
-        """The lower bound of a request can round an image up to more pixels than the engine has memory for."""
-        assert self.images is not None, "checked before"
-        height, width = plan.size_hw
-        if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
-            message = f"the image would be resized to {width}x{height} pixels; the limit is {self.images.max_pixels} "
-            message += "pixels: ask for fewer (mm_processor_kwargs.min_pixels)"
-            raise RequestError(message, param=ref.param, code="image_too_large")
 
 
 def _picture() -> bytes:
