@@ -58,9 +58,12 @@ scale: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[dev,ray]"
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/pytest $(SCALE) --numprocesses 0 -s
 
+# Eight processes share the GPU, faster with NVIDIA's MPS (nvidia-cuda-mps-control -d), and models keep 12 layers. Then come
+# the tests that measure the memory of the whole GPU.
 gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"
-	$(BIN)/pytest tests/gpu
+	SACCADE_TEST_LAYERS=12 $(BIN)/pytest tests/gpu -m "not alone" --numprocesses 8 --dist loadfile
+	$(BIN)/pytest tests/gpu -m alone
 
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)

@@ -98,6 +98,13 @@ def dummy_model(config: Mapping[str, Any], folder: Path, *, device: str, dtype: 
     return load_model(folder, device=device, dtype=dtype, load_format="dummy")
 
 
+def used_bytes() -> int:
+    """Memory in use on the GPU, by all processes."""
+    torch.cuda.synchronize()
+    free_bytes, total = torch.cuda.mem_get_info()
+    return total - free_bytes
+
+
 def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
     spec = model.spec.vision
     assert spec is not None

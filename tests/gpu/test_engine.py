@@ -43,6 +43,7 @@ from tests.gpu.engine_rig import (
     new_engine,
     new_runner,
     random_prompt,
+    used_bytes,
     with_buckets,
 )
 
@@ -161,12 +162,7 @@ class Traffic:
         return SamplingParams(**{"max_tokens": max_tokens, **kinds[int(self.rng.integers(len(kinds)))]})
 
 
-def used_bytes() -> int:
-    torch.cuda.synchronize()
-    free_bytes, total = torch.cuda.mem_get_info()
-    return total - free_bytes
-
-
+@pytest.mark.alone
 def test_memory_is_flat(model: Model, show: Any) -> None:
     """Without `empty_cache`, so that this is the memory that other processes cannot have."""
     runner = new_runner(model, SIZES, "full")
@@ -192,6 +188,7 @@ def test_memory_is_flat(model: Model, show: Any) -> None:
     assert after <= warm, f"memory grew by {(after - warm) / MIB:.1f} MiB"
 
 
+@pytest.mark.alone
 def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> None:
     """At the server's default sizes. As at start-up, measuring memory compiles the kernels first."""
     runner = new_runner(model, SERVING, "full", num_blocks=SERVING.max_model_len // SERVING.block_size + 1)

@@ -31,6 +31,7 @@ from tests.gpu.engine_rig import (
     Sizes,
     image_settings,
     new_runner,
+    used_bytes,
 )
 from tests.kernels.cases import photo, randn
 
@@ -200,6 +201,7 @@ class TestParts:
 
 
 class TestMemory:
+    @pytest.mark.alone
     def test_memory_is_flat_while_sizes_change(self, model: Model, show: Any) -> None:
         runner = new_runner(model, SIZES, "full")
         encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
@@ -215,12 +217,13 @@ class TestMemory:
             torch.cuda.synchronize()
 
         traffic(10)
-        before = _used_bytes()
+        before = used_bytes()
         traffic(300)
-        after = _used_bytes()
+        after = used_bytes()
         show(f"300 passes of random sizes: {(after - before) / MIB:.1f} MiB more; {encoder.graphs.stats.snapshot()}")
         assert after <= before
 
+    @pytest.mark.alone
     def test_a_full_exact_tier_takes_no_memory_for_layouts_that_get_hot(self, model: Model, show: Any) -> None:
         runner = new_runner(model, SIZES, "full")
         encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
@@ -230,7 +233,7 @@ class TestMemory:
         images = Passes(encoder)
         images.capture_usual()
         assert encoder.graphs.catalogue.exact.is_full
-        before = _used_bytes()
+        before = used_bytes()
         for i in range(8):  # each hotter than an unused graph
             for _ in range(3):
                 images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
@@ -239,7 +242,7 @@ class TestMemory:
             images.capture(layout)
             images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
         torch.cuda.synchronize()
-        after = _used_bytes()
+        after = used_bytes()
         show(f"8 graphs at the start, 8 captured in their place: {(after - before) / MIB:.1f} MiB more")
         assert encoder.graphs.stats.replays[Tier.EXACT] == 8
         assert after - before <= 8 * MIB, "less than a graph each"
@@ -266,9 +269,3 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
         items.append(EncodeItem("r", i, media[-1].digest, plan.num_tokens, tuple(range(page, page + count))))
         page += count
     return media, items
-
-
-def _used_bytes() -> int:
-    torch.cuda.synchronize()
-    free_bytes, total = torch.cuda.mem_get_info()
-    return total - free_bytes
