@@ -1,6 +1,7 @@
 """From a checkpoint to an open service, without a real engine."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,31 @@ def test_a_template_file_is_used_and_changes_the_fingerprint(begun: list[EngineS
         found.append(opened(own))
     assert [text for text, _ in found] == ["<a>", "[a]"] and first[0] not in ("<a>", "[a]")
     assert len({fingerprint for _, fingerprint in (first, *found)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", {"rope_theta": 7.0}),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
+        ("preprocessor_config.json", {"image_mean": [0.25, 0.5, 0.75]}),
+        ("generation_config.json", {"temperature": 0.125}),
+    ],
+)
+def test_files_that_answers_depend_on_change_the_fingerprint(
+    name: str, change: dict[str, Any], begun: list[EngineSettings], tmp_path: Path
+) -> None:
+    folder = write_qwen(tmp_path / "model")
+    plan = Launch(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
+
+    def fingerprint() -> str:
+        service = service_for(None)
+        asyncio.run(start(service, plan, Stages(lambda text: None, "", 0.0)))
+        return service.fingerprint
+
+    first, same, file = fingerprint(), fingerprint(), folder / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | change))
+    assert first == same != fingerprint()
 
 
 def test_tables_that_only_some_texts_need_are_built_at_startup(

@@ -396,7 +396,7 @@ def test_each_choice_has_the_logprobs_of_its_prompt(scripted: Scripted) -> None:
 
 def test_the_fingerprint_tells_configurations_apart(processor: Processor) -> None:
     found = []
-    for configuration in (b"a", b"a", b"b"):
+    for configuration in ("a", "a", "b"):
         engine = FakeEngine(processor)
         service = service_for(engine)
         service.open(engine, GenerationDefaults(eos_token_ids=frozenset()), configuration=configuration)

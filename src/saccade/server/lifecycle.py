@@ -21,6 +21,7 @@ from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.generation import GenerationDefaults
 from saccade.inputs.text.template_trial import try_template
 from saccade.models.folder import find_model
+from saccade.models.model_config import Config
 from saccade.routing import make_policy, room_of
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
@@ -112,9 +113,11 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
 
 
 async def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
-    template = None if found.processor.template is None else found.processor.template.source
-    config = await asyncio.to_thread((found.folder / "config.json").read_bytes)
-    configuration = config + repr((plan.engine, engine.limits, template)).encode()
+    inputs = found.processor
+    template = None if inputs.template is None else inputs.template.source
+    config = await asyncio.to_thread(Config.read, found.folder / "config.json")
+    media = (inputs.images, inputs.videos, inputs.placeholders)
+    configuration = repr((config.values, plan.engine, engine.limits, template, media, found.defaults))
     service.open(engine, found.defaults, tool_style(template), configuration=configuration)
 
 

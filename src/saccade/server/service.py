@@ -156,11 +156,11 @@ class Service:
         defaults: GenerationDefaults,
         tool_style: ToolStyle = "hermes",
         *,
-        configuration: bytes = b"",
+        configuration: str = "",
     ) -> None:
-        """Starts to accept requests. `configuration` is everything but the weights that answers depend on; its hash is
-        in every answer, so that clients notice when it changes."""
-        self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
+        """Starts to accept requests. `configuration` is what answers depend on besides weights and vocabulary; its hash
+        is in every answer, so that clients notice when it changes."""
+        self.fingerprint = f"saccade-{__version__}-{sha256(configuration.encode()).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _max_inside(engine.limits)
         self.admission.max_running = engine.limits.max_num_seqs
