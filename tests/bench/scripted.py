@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,14 @@ def serving(script: Script) -> Iterator[Scripted]:
         thread.join(BOUND_S)
         assert not thread.is_alive()
         loop.close()
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and which nobody else gets meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 async def _serve(state: Scripted, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
