@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from threading import Event, Thread
 from typing import Any
 
 BOUND_S = 120.0
+STEPS_OF_A_CONNECTION = 10  # of the event loop; it takes half as many
 
 
 @dataclass
@@ -64,6 +66,8 @@ def serving(script: Script) -> Iterator[Scripted]:
         state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
         await ending.wait()
+        for _ in range(STEPS_OF_A_CONNECTION):  # one that comes last gets a task that closes it
+            await asyncio.sleep(0)
         server.close()
         own = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not own]
@@ -81,6 +85,14 @@ def serving(script: Script) -> Iterator[Scripted]:
         thread.join(BOUND_S)
         assert not thread.is_alive()
         loop.close()
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and which nobody else gets meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 async def _serve(state: Scripted, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

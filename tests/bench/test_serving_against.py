@@ -25,7 +25,7 @@ from saccade.bench.serving.serving_run import Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
-from tests.bench.scripted import Asked, Reply, as_json, serving
+from tests.bench.scripted import Asked, Reply, as_json, nobody, serving
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_report import checked
 
@@ -188,10 +188,8 @@ def test_names_are_the_users_then_the_engines_then_addresses() -> None:
 
 
 def test_a_server_that_is_not_there_is_named_before_anything_is_sent() -> None:
-    here, gone = CachingServer("a"), CachingServer("b")
-    with running(gone) as [missing]:
-        pass
-    with running(here) as [url]:
+    here = CachingServer("a")
+    with nobody() as missing, running(here) as [url]:
         with pytest.raises(ConfigError, match=rf"{missing} cannot be reached: .*is it up\? \(--against\)"):
             compared([url, missing])
         with pytest.raises(ConfigError, match=rf"{missing} cannot be reached: .*\(--base-url, --host, --port\)"):

@@ -19,7 +19,7 @@ from saccade.bench.serving.serving_loads_settings import FIVE_SIZES, USUAL_LOADS
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
-from tests.bench.scripted import BOUND_S, Reply
+from tests.bench.scripted import BOUND_S, Reply, nobody
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_serving_against import few_resamples as few_resamples
 from tests.bench.test_serving_against import running, with_times
@@ -166,9 +166,8 @@ def test_a_load_that_fails_in_its_second_round_has_figures_but_no_ratios(
 def test_a_server_that_is_not_there_has_an_error_and_no_table(
     loads: LoadsSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(CachingServer("a")) as [url]:
-        pass
-    assert main(["bench", "serve", "--base-url", url, "--loads", loads.loads]) == 2
+    with nobody() as url:
+        assert main(["bench", "serve", "--base-url", url, "--loads", loads.loads]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and f"saccade: {url} cannot be reached" in shown.err
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from time import sleep
+from time import monotonic_ns, sleep
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,11 @@ def echo(data: bytes, desk: Desk) -> bytes:
 
 def pid(data: bytes, desk: Desk) -> bytes:
     return str(os.getpid()).encode()
+
+
+def now(data: bytes, desk: Desk) -> bytes:
+    """The time of a clock that all processes of this machine share."""
+    return str(monotonic_ns()).encode()
 
 
 def nap(data: bytes, desk: Desk) -> bytes:
@@ -108,7 +113,7 @@ def libraries(data: bytes, desk: Desk) -> bytes:
 JOBS: dict[bytes, Callable[[bytes, Desk], bytes]] = {
     function.__name__.encode(): function
     for function in (
-        *(echo, pid, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, beg, restart),
+        *(echo, pid, now, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, beg, restart),
         libraries,
     )
 }
