@@ -3,6 +3,7 @@
 import os
 import textwrap
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from saccade.config import kernel_folder
-from saccade.execution import spare_compilers
+from saccade.execution import compilers, spare_compilers
 from saccade.execution.compilers import CompileJob, CompileProcesses, room_on, start_compiling
 from saccade.execution.spare_compilers import SpareCompilers, room_for_compilers
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -112,15 +113,17 @@ def test_the_engine_starts_without_processes_that_cannot_be_started(
 
 
 def test_a_second_worker_waits_for_the_first_and_starts_no_processes(
-    write: Write, start: StartEngine, tmp_path: Path
+    write: Write, start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("time.sleep(600)")
+    seconds = count()
+    monkeypatch.setattr(compilers, "monotonic", lambda: next(seconds))  # each look takes a second
     first = processes(start, tmp_path)
     before = set(children(os.getpid()))
     second = processes(start, tmp_path)
     reported: list[Stage] = []
     assert set(children(os.getpid())) == before
-    second.wait(reported.append, wait_s=0.2)
+    second.wait(reported.append, wait_s=5.0)
     assert len(reported) == 1
     third = processes(start, tmp_path)
     first.close()

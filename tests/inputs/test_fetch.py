@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from saccade.errors import RequestError
 from saccade.inputs.media.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
 from saccade.inputs.text.chat_messages import MediaRef
-from tests.inputs.web import LIMIT_S, PUBLIC, answer, drip, live, serve
+from tests.inputs.web import LIMIT_S, PUBLIC, answer, drip, live, serve, skip
 
 BODY = b"picture" * 100
 
@@ -339,9 +339,13 @@ class TestBodies:
         live(test())
 
     def test_a_body_that_trickles_in_is_abandoned_at_the_deadline(self) -> None:
+        async def reply(path: str, writer: asyncio.StreamWriter) -> None:
+            asyncio.get_running_loop().call_later(0.1, skip, 30.0)
+            await drip(path, writer)
+
         async def test() -> None:
-            async with serve(drip) as web:
-                error = await refusal(web.fetcher(), "http://media.test/", max_bytes=100_000, timeout_s=0.3)
+            async with serve(reply) as web:
+                error = await refusal(web.fetcher(), "http://media.test/", max_bytes=100_000, timeout_s=30.0)
                 assert error.status == 504 and error.code == "media_fetch_timeout"
                 await asyncio.wait_for(web.closed.wait(), LIMIT_S)
 
@@ -351,11 +355,12 @@ class TestBodies:
         over = asyncio.Event()
 
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
+            skip(30.0)
             await over.wait()
 
         async def test() -> None:
             async with serve(reply) as web:
-                assert (await refusal(web.fetcher(), "http://media.test/", timeout_s=0.2)).status == 504
+                assert (await refusal(web.fetcher(), "http://media.test/", timeout_s=30.0)).status == 504
                 over.set()
 
         live(test())

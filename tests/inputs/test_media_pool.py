@@ -6,6 +6,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -25,9 +26,11 @@ from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.media.videos import Video, load_video
 from saccade.jobs.packets import resident_bytes
 from saccade.jobs.pool import SMALL_S
+from tests.child_processes import gone
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 
 LIMITS = ImageLimits()
+BOUND_S = 60.0  # a longer wait is a hang, even on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,13 @@ def refusal(call: Callable[[], object]) -> RequestError:
     with pytest.raises(RequestError) as error:
         call()
     return error.value
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    end = time.monotonic() + BOUND_S
+    while not all(map(gone, pids)):
+        assert time.monotonic() < end, "processes outlive a signal"
+        time.sleep(0.01)
 
 
 def decode(pool: MediaPool, data: bytes) -> Any:
@@ -276,12 +286,15 @@ class TestLimits:
         """The client may try again. A crash, however, is blamed on the file."""
         data = encode(noise(3000, 3000), "PNG", compress_level=1)
 
+        ended: list[int] = []
+
         def end(number: signal.Signals, is_over: threading.Event) -> None:
             """Repeats the signal, because one that arrives between two jobs has no effect."""
             while not is_over.wait(0.1):
                 for pid in pool.pool.pids() if pool.pool.num_busy else ():
                     with suppress(ProcessLookupError):
                         os.kill(pid, number)
+                        ended.append(pid)
 
         for number, expected in ((signal.SIGKILL, CapacityError), (signal.SIGSEGV, RequestError)):
             decode(pool, FILES["png"])
@@ -295,6 +308,7 @@ class TestLimits:
             finally:
                 is_over.set()
                 thread.join()
+            wait_until_gone(ended)  # an idle one may take longer to end than the one whose job was lost
         assert decode(pool, data).shape == (3000, 3000, 3)
 
     def test_a_client_that_leaves_frees_its_process(self, pool: MediaPool) -> None:

@@ -27,6 +27,13 @@ def live(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(watched())
 
 
+def skip(seconds: float) -> None:
+    """Moves the clock of the running event loop forward, so that time limits pass at a known moment."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
 @dataclass
 class Web:
     """Records names looked up, connections and requests."""

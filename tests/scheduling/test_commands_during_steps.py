@@ -62,6 +62,12 @@ class SlowDevice(RecordingExecutor):
         return self.tickets[-1]
 
 
+@pytest.fixture(autouse=True)
+def _listens_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, an engine could stop listening before a test's commands have come."""
+    monkeypatch.setattr(engine_module, "LISTEN_S", 60.0)
+
+
 def slow_engine(is_over: Callable[[], bool] = lambda: False) -> tuple[Engine, SlowDevice]:
     device = SlowDevice(np.random.default_rng(), is_over=is_over)
     return Engine(device, make_composer(), make_scheduler(LIMITS, block_size=BLOCK_SIZE, page_rows=PAGE_ROWS)), device
