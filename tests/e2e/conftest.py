@@ -70,7 +70,9 @@ def any_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(any_browser: Browser) -> Browser:
-    """On a desktop, in light colors, without motion."""
+    """On a desktop, in light colors, without motion. The page of an earlier test, which may still ask its server, is
+    left."""
+    any_browser.open("about:blank")
     any_browser.resize(1280, 800)
     any_browser.prefer(prefers_color_scheme="light", prefers_reduced_motion="reduce")
     any_browser.seen.clear()

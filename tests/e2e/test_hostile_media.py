@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -148,8 +148,7 @@ def test_a_client_that_leaves_frees_its_process(server: ServerProcess, http: htt
     video = part("video", slow_gif())
     links = [send_and_leave(server, video) for _ in range(8)]
     wait_inside(http, 8)
-    while not busy(server):
-        assert http.get("/load").json()["server_load"]
+    wait_busy(server, lambda: bool(http.get("/load").json()["server_load"]))
     for link in links:
         link.close()
     wait_idle(http)
@@ -185,26 +184,37 @@ def wait_inside(client: httpx2.Client, count: int) -> None:
         time.sleep(0.01)
 
 
-def busy(server: ServerProcess) -> bool:
-    """Whether a process uses CPU time."""
-    pids = server.media_pids()
-    before = {pid: cpu_ticks(pid) for pid in pids}
-    time.sleep(0.3)
-    return any(cpu_ticks(pid) - ticks > 5 for pid, ticks in before.items())
+def wait_busy(server: ServerProcess, can_come: Callable[[], bool]) -> None:
+    """Until a process has used CPU time, however little of it a busy machine gives."""
+    first: dict[int, int] = {}
+    while True:
+        used = [ticks - first.setdefault(pid, ticks) for pid, (_, ticks) in states(server).items()]
+        if any(ticks > 5 for ticks in used):
+            return
+        assert can_come(), "nothing is decoded"
+        time.sleep(0.02)
 
 
 def wait_quiet(server: ServerProcess) -> None:
+    """Until a process is there and all wait for work. One that is still starting may have to wait for a CPU."""
     deadline = time.monotonic() + LEAVE_S
-    while busy(server):
-        assert time.monotonic() < deadline
+    before: dict[int, tuple[str, int]] = {}
+    while not before or before != states(server) or any(state != "S" for state, _ in before.values()):
+        assert time.monotonic() < deadline, before
+        before = states(server)
+        time.sleep(0.3)
 
 
-def cpu_ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+def states(server: ServerProcess) -> dict[int, tuple[str, int]]:
+    """Of each process for media: whether it sleeps ("S"), and the ticks of CPU time that it has used."""
+    found = {}
+    for pid in server.media_pids():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        found[pid] = fields[0], int(fields[11]) + int(fields[12])
+    return found
 
 
 def test_a_timeout_counts_decoding(http: httpx2.Client) -> None:
@@ -216,8 +226,7 @@ def test_a_process_that_dies_is_replaced(server: ServerProcess, http: httpx2.Cli
     wait_quiet(server)  # a process that starts, because an earlier test lost one, uses CPU time too
     with ThreadPoolExecutor(1) as threads:
         reply = threads.submit(ask, http, part("video", slow_gif()))
-        while not busy(server):
-            assert not reply.done(), reply.result().text
+        wait_busy(server, lambda: not reply.done())
         for pid in server.media_pids():
             os.kill(pid, signal.SIGKILL)
         assert reply.result().status_code == 503
@@ -230,8 +239,7 @@ def test_no_process_outlives_the_server(checkpoint: Path, tmp_path: Path) -> Non
         with running(checkpoint, tmp_path / "log", server={"media_processes": 2}) as server:
             server.wait_ready()
             link = send_and_leave(server, part("video", slow_gif()))
-            while not busy(server):
-                pass
+            wait_busy(server, lambda: server.popen.poll() is None)
             pids = server.media_pids()
             assert pids
             if number == signal.SIGTERM:

@@ -17,6 +17,7 @@ from tests.e2e.process import END_S, START_S, ServerProcess, running
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LONG = {"messages": HELLO, "max_tokens": 250, "ignore_eos": True, "temperature": 0}
+LONGEST = LONG | {"max_tokens": 450}  # does not end by itself before it is ended
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -64,9 +65,12 @@ def test_a_server_lives_from_loading_to_a_drained_end(checkpoint: Path, tmp_path
         assert client.get("/ready").status_code == 200
         assert "loading weights" in server.text and "warming up" in server.text
         assert listening_ports(server.popen.pid, server.engine_pid()) == {int(server.url.rsplit(":", 1)[1])}
-        streams = [Streaming(server, LONG) for _ in range(3)]
+        engine, streams = server.engine_pid(), [Streaming(server, LONG) for _ in range(3)]
         wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
-        with paused(server.engine_pid()):  # so that nothing ends before it was looked at
+        with paused(engine):  # so that nothing ends before it was looked at
+            num_open = sum(stream.is_alive() for stream in streams)
+            streams.append(Streaming(server, LONG))  # if a busy machine let the others end, this one has not begun
+            wait_for(lambda: client.get("/load").json()["server_load"] > num_open)
             server.signal(signal.SIGTERM)
             check_draining(client)
         for stream in streams:
@@ -116,9 +120,9 @@ def test_requests_that_outlive_the_drain_are_told(checkpoint: Path, tmp_path: Pa
     with running(checkpoint, tmp_path / "log", server={"shutdown_timeout_s": 10 * END_S}) as server:
         server.wait_ready()
         body = {**LONG, "n": 8, "max_tokens": 440, "messages": [{"role": "user", "content": "a" * 40}]}
-        streams = [Streaming(server, body) for _ in range(4)]
+        engine, streams = server.engine_pid(), [Streaming(server, body) for _ in range(4)]
         wait_for(lambda: any(len(stream.lines) > 2 for stream in streams))  # the engine takes them in any order
-        with paused(server.engine_pid()), server.client() as client:
+        with paused(engine), server.client() as client:
             server.signal(signal.SIGTERM)
             wait_for(lambda: client.get("/ready").status_code == 503)
             server.signal(signal.SIGTERM)
@@ -137,10 +141,8 @@ def test_a_full_server_refuses_and_recovers_and_a_dead_one_says_so(checkpoint: P
     ends = {"dead_engine_s": 5}
     with running(checkpoint, tmp_path / "log", limits=limits, server=ends) as server, server.client() as client:
         server.wait_ready()
-        streams = [Streaming(server, LONG) for _ in range(2)]
-        wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
-        with paused(server.engine_pid()):
-            streams += [Streaming(server, LONG) for _ in range(3)]
+        with paused(server.engine_pid()):  # so that none ends before all are inside
+            streams = [Streaming(server, LONG) for _ in range(5)]
             wait_for(lambda: client.get("/load").json()["server_load"] == 5)
             refused = client.post("/v1/chat/completions", json={"messages": HELLO})
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
@@ -157,7 +159,7 @@ def test_an_engine_that_died_is_started_again(checkpoint: Path, tmp_path: Path) 
     """In the same process and on the same port; what it had is told so."""
     with running(checkpoint, tmp_path / "log", server={"restart_engine": True}) as server, server.client() as client:
         server.wait_ready()
-        stream, first = Streaming(server, LONG), server.engine_pid()
+        first, stream = server.engine_pid(), Streaming(server, LONGEST | {"n": 8})
         wait_for(lambda: len(stream.lines) > 2)
         os.kill(first, signal.SIGKILL)
         stream.join(END_S)
@@ -177,11 +179,11 @@ def test_an_engine_that_died_is_started_again(checkpoint: Path, tmp_path: Path) 
 def check_death(server: ServerProcess, client: httpx2.Client) -> None:
     """The engine is killed: what runs ends with an error, health tells the truth, and so do the log and, some time
     later, the exit code."""
-    stream = Streaming(server, LONG)
+    engine, stream = server.engine_pid(), Streaming(server, LONGEST)
     with ThreadPoolExecutor() as pool:
-        plain = pool.submit(client.post, "/v1/chat/completions", json={**LONG, "max_tokens": 400})
+        plain = pool.submit(client.post, "/v1/chat/completions", json=LONGEST)
         wait_for(lambda: len(stream.lines) > 2)
-        os.kill(server.engine_pid(), signal.SIGKILL)
+        os.kill(engine, signal.SIGKILL)
         reply = plain.result(END_S)
     assert reply.status_code == 503 and reply.json()["error"]["code"] == "engine_dead"
     stream.join(END_S)

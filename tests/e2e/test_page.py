@@ -173,7 +173,7 @@ def test_media_of_all_kinds_are_sent(browser: Browser, stub: Stub, picture: Path
     assert messages[0]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
     assert [m["role"] for m in messages] == ["user", "assistant"] * 2 + ["user"]
     click(browser, ".turn.user .picture")
-    assert browser.evaluate("document.querySelector('#viewer[open] img').naturalWidth") == 400
+    browser.wait("document.querySelector('#viewer[open] img')?.naturalWidth === 400")
 
 
 def test_sampling_and_the_system_prompt_are_sent(browser: Browser, stub: Stub) -> None:

@@ -47,7 +47,7 @@ def test_a_broken_image_is_refused_where_the_eye_is(browser: Browser, address: s
     wait_answers(browser, 1)
     [text] = texts(browser, ".problem p")
     assert "image" in text and is_in_sight(browser, ".problem")
-    assert texts(browser, ".pictures") == ["broken.png: cannot be shown"]
+    browser.wait("document.querySelector('.pictures').textContent === 'broken.png: cannot be shown'")
 
 
 def test_the_live_view_follows_the_load_of_bench_serve(browser: Browser, address: str) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.conftest import wait_idle
 from tests.e2e.metrics import gauges
 from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.e2e.process import END_S, ServerProcess, running
-from tests.e2e.test_lifecycle import Streaming, wait_for
+from tests.e2e.test_lifecycle import Streaming, paused, wait_for
 from tests.execution.alike import CLOSE, assert_close
 
 ENGINE = {"graphs": "", "kv_cache_tokens": 208, "encoder_cache_tokens": 64, "verify": "off"}
@@ -91,10 +91,13 @@ def ask_all(server: ServerProcess) -> dict[str, Any]:
 
 
 def ask_crowd(server: ServerProcess) -> dict[str, Any]:
-    """All at once, and one more that leaves in the middle."""
-    with server.client() as client, ThreadPoolExecutor() as pool:
-        leaving = pool.submit(leave_early, server, {**SCORED, "max_tokens": 60, "messages": asked(PICTURES[0])})
-        found = dict(zip(CROWD, pool.map(lambda body: ask(client, body), CROWD.values()), strict=True))
+    """All at once, and one more that leaves in the middle. They meet, however long it takes to send them."""
+    with server.client() as client, ThreadPoolExecutor(1 + len(CROWD)) as pool:
+        with paused(server.engine_pid()):
+            leaving = pool.submit(leave_early, server, {**SCORED, "max_tokens": 60, "messages": asked(PICTURES[0])})
+            crowd = {name: pool.submit(ask, client, body) for name, body in CROWD.items()}
+            wait_for(lambda: client.get("/load").json()["server_load"] == 1 + len(CROWD))
+        found = {name: reply.result(END_S) for name, reply in crowd.items()}
         leaving.result(END_S)
         wait_idle(client)
     return found

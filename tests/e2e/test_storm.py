@@ -101,11 +101,12 @@ def test_an_aborted_request_ends_and_says_so(server: ServerProcess, http: httpx2
         "request_id": "mine",
     }
     reasons: list[str | None] = []
+    engine = server.engine_pid()
     with http.stream("POST", "/v1/chat/completions", json=body) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 if not reasons:
-                    with paused(server.engine_pid()), server.client() as other:  # it does not end before
+                    with paused(engine), server.client() as other:  # it does not end before
                         assert other.post("/abort_request", json={"rid": "mine"}).status_code == 403
                         key = {"authorization": "Bearer boss"}
                         assert other.post("/abort_request", json={"rid": "other"}, headers=key).json() == {"aborted": 0}

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pytest
 import uvicorn
 
 from saccade.server.app import build_app
+from saccade.server.http import http11
 from saccade.server.http.http11 import MAX_PIPELINED, RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
@@ -21,6 +22,8 @@ Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 CLOSE = "Connection: close\r\n"
 OK = b"HTTP/1.1 200"
+TIMEOUT_S = 60.0
+T = TypeVar("T")
 
 
 async def words(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -38,6 +41,29 @@ def post(headers: str = "", **fields: Any) -> bytes:
     body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return head.encode() + body
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """Its clock can be put forward: a minute is then over at once, and a limit can be so long that a busy machine does
+    not reach it by itself."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+def run_stepped(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        return runner.run(work)
+
+
+async def put_forward(seconds: float) -> None:
+    """Timers that are due meanwhile have fired when this returns."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SteppedLoop)
+    loop.ahead_s += seconds
+    await asyncio.sleep(0.005)
 
 
 class QuickServer(uvicorn.Server):
@@ -60,11 +86,12 @@ class QuickServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(service: Service, timeout_s: float = 60.0, max_connections: int = 100) -> AsyncIterator[int]:
+async def listening(service: Service, timeout_s: float = TIMEOUT_S, max_connections: int = 100) -> AsyncIterator[int]:
     """Serves an app with uvicorn and yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         http = BoundedProtocol.limited(4096, timeout_s, max_connections)
-        config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
+        how: dict[str, Any] = {"ws": "none", "lifespan": "off", "log_config": None, "loop": "none"}
+        config = uvicorn.Config(build_app(service), http=http, timeout_keep_alive=int(HANG_S), **how)
         server = QuickServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -125,30 +152,54 @@ def test_connect_is_refused(scripted: Scripted) -> None:
         ([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
     ],
 )
-def test_a_head_that_never_arrives_times_out(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
+def test_a_head_that_never_arrives_times_out(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, sent: list[bytes], status: bytes
+) -> None:
     _, _, service = scripted()
+    arrived: list[bytes] = []  # begins with nothing when the connection is made
+    made, received = BoundedProtocol.connection_made, BoundedProtocol.data_received
+
+    def note_made(self: BoundedProtocol, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        arrived.append(b"")
+
+    def note_received(self: BoundedProtocol, data: bytes) -> None:
+        received(self, data)
+        arrived.append(data)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", note_made)
+    monkeypatch.setattr(BoundedProtocol, "data_received", note_received)
 
     async def run() -> bytes:
-        async with listening(service, timeout_s=0.5) as port:
-            return await answered(port, *sent)
+        async with listening(service) as port:
+            answer = asyncio.create_task(answered(port, *sent))
+            await until(lambda: bool(arrived) and b"".join(arrived) == b"".join(sent))
+            await put_forward(TIMEOUT_S)
+            return await answer
 
-    found = asyncio.run(run())
+    found = run_stepped(run())
     assert found.count(b"HTTP/1.1 200") == max(len(sent) - 1, 0)
     assert found.rpartition(b"HTTP/1.1 ")[2].startswith(status) if sent else found == b""
 
 
 def test_a_slow_reply_is_not_a_slow_head(scripted: Scripted) -> None:
+    is_late = asyncio.Event()
+
     async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
-        await asyncio.sleep(1.0)
+        await is_late.wait()
         yield {"text": "late", "token_ids": (5,), "finish_reason": "stop"}
 
-    _, _, service = scripted(slow)
+    _, engine, service = scripted(slow)
 
     async def run() -> bytes:
-        async with listening(service, timeout_s=0.5) as port:
-            return await answered(port, post(CLOSE))
+        async with listening(service) as port:
+            answer = asyncio.create_task(answered(port, post(CLOSE)))
+            await until(lambda: bool(engine.running))
+            await put_forward(TIMEOUT_S + 1)
+            is_late.set()
+            return await answer
 
-    assert b"late" in asyncio.run(run())
+    assert b"late" in run_stepped(run())
 
 
 def test_trailers_are_dropped_and_bounded(scripted: Scripted) -> None:
@@ -336,13 +387,17 @@ def test_a_client_that_does_not_read_is_disconnected(scripted: Scripted, script:
     _, engine, service = scripted(script, sse_ping_s=0.05)
 
     async def run() -> None:
-        async with listening(service, timeout_s=0.4) as port:
+        async with listening(service) as port:
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(post(stream=stream))
                 await until(lambda: bool(engine.seen))
-                await until(lambda: not engine.running and service.is_idle and not sockets_of(port))
+                for _ in range(5000):
+                    if not engine.running and service.is_idle and not sockets_of(port):
+                        return
+                    await put_forward(TIMEOUT_S / 20)
+                raise AssertionError("the connection is still there")
 
-    asyncio.run(run())
+    run_stepped(run())
 
 
 def sockets_of(port: int) -> list[str]:
@@ -356,20 +411,19 @@ def test_a_slow_reader_gets_the_whole_reply(scripted: Scripted) -> None:
     _, _, service = scripted(boulder)
 
     async def run() -> int:
-        async with listening(service, timeout_s=2.0) as port:  # the whole reply takes longer, no part of it does
+        async with listening(service) as port:  # the whole reply takes longer than the timeout, no part of it does
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**18)
             writer.write(post(CLOSE))
-            size = 0
-            for _ in range(2**25 // 2**19 + 100):
-                part = await asyncio.wait_for(reader.read(2**19), HANG_S)
+            size, taken_s = 0, 0.0
+            while part := await asyncio.wait_for(reader.read(2**19), HANG_S):
                 size += len(part)
-                if not part:
-                    break
-                await asyncio.sleep(0.04)
+                taken_s += (step_s := TIMEOUT_S / 20)
+                await put_forward(step_s)
             writer.close()
+            assert taken_s > TIMEOUT_S
             return size
 
-    assert asyncio.run(run()) > 2**25
+    assert run_stepped(run()) > 2**25
 
 
 @pytest.mark.parametrize(
@@ -422,7 +476,10 @@ def test_a_body_after_a_refused_head_is_ignored(scripted: Scripted) -> None:
     assert not engine.seen and service.is_idle
 
 
-def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(scripted: Scripted) -> None:
+def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http11, "RESERVED_S", TIMEOUT_S / 2)
     _, _, service = scripted()
     probe = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{CLOSE}\r\n".encode()
 
@@ -436,6 +493,7 @@ def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(scripted
             assert (await answered(port, probe.replace(CLOSE.encode(), b""))).startswith(b"HTTP/1.1 200"), "one probe"
             waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(RESERVED)]
             assert (await answered(port)).startswith(b"HTTP/1.1 503"), "nothing is read anymore"
+            await put_forward(TIMEOUT_S / 2)
             for reader, writer in waiting:
                 assert await asyncio.wait_for(reader.read(), HANG_S) == b"", (
                     "they must not hold the places reserved for probes"
@@ -450,4 +508,4 @@ def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(scripted
                     return
             raise AssertionError(found)
 
-    asyncio.run(run())
+    run_stepped(run())

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import anthropic
+import orjson
 import pydantic
 import pytest
 
@@ -14,7 +15,7 @@ from saccade.inputs.processor import Processor
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.pictures import encoded, picture
-from tests.server.fake import Caller, FakeEngine, Script, service_for
+from tests.server.fake import Answer, Caller, FakeEngine, Script, service_for
 from tests.server.sdk import saying, with_anthropic
 
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
@@ -330,14 +331,16 @@ def test_an_aborted_request_gets_an_error(serve: Serve) -> None:
 
 
 def test_silence_is_broken_by_pings(serve: Serve) -> None:
-    heard = asyncio.Event()
+    """The engine is silent until a ping has come, however long that takes."""
+    answer, ping = Answer(), b'event: ping\ndata: {"type":"ping"}\n\n'
 
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,)}
-        await asyncio.sleep(0.4)
+        while ping not in answer.body:
+            await asyncio.sleep(0.01)
         yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
-        heard.set()
 
     service, _ = serve(script, sse_ping_s=0.03)
-    reply = posted(service, MESSAGES, {"messages": HELLO, "max_tokens": 5, "stream": True})
-    assert heard.is_set() and b'event: ping\ndata: {"type":"ping"}\n\n' in reply.body
+    body = orjson.dumps({"messages": HELLO, "max_tokens": 5, "stream": True})
+    asyncio.run(Caller(service).call("POST", MESSAGES, body, {"content-type": "application/json"}, answer=answer))
+    assert answer.is_complete and b'"text":"b"' in answer.body.partition(ping)[2]

@@ -19,7 +19,7 @@ from saccade.server.replies.reply import ChunkWriter
 from saccade.server.service import Service
 from tests.e2e.pictures import encoded, image_part, picture
 from tests.inputs.folders import write_gemma
-from tests.server.fake import Caller, FakeEngine, service_for
+from tests.server.fake import Answer, Caller, FakeEngine, service_for
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -98,16 +98,25 @@ def test_spliced_chunks_are_the_intended_json(has_usage: bool) -> None:
 
 
 def test_long_silence_is_broken_by_comments(scripted: Scripted) -> None:
+    """The engine is silent until a comment has come, however long that takes."""
+    answer, comment = Answer(), b": ping\n\n"
+
+    async def silence() -> None:
+        before = answer.body.count(comment)
+        while answer.body.count(comment) == before:
+            await asyncio.sleep(0.01)
+
     async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
-        await asyncio.sleep(0.4)
+        await silence()
         yield {"text": "a", "token_ids": (5,)}
-        await asyncio.sleep(0.4)
+        await silence()
         yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
 
     caller, _, _ = scripted(slow, sse_ping_s=0.03)
-    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    body = orjson.dumps({"messages": HELLO, "stream": True})
+    found = asyncio.run(caller.call("POST", CHAT, body, {"content-type": "application/json"}, answer=answer))
     at = found.body.index(b'"a"')
-    assert found.body[:at].count(b": ping\n\n") >= 1 and found.body[at:].count(b": ping\n\n") >= 1
+    assert found.body[:at].count(comment) >= 1 and found.body[at:].count(comment) >= 1
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in found.events[:-1]) == "ab"
 
 
