@@ -11,7 +11,7 @@ import pybase64
 import pytest
 from PIL import Image
 
-from saccade.inputs import processor as processors
+from saccade.inputs import decoding
 from saccade.inputs.media.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
 from saccade.inputs.text import tokenizer as tokenizers
@@ -39,7 +39,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **more: Any) -> Any:
         raise AssertionError("work was done")
 
-    monkeypatch.setattr(processors, "decode_image", refuse)
+    monkeypatch.setattr(decoding, "decode_image", refuse)
     monkeypatch.setattr(tokenizers, "_encode", refuse)
 
 
@@ -86,7 +86,7 @@ def test_decoded_images_count_as_memory(bounded: Processor, monkeypatch: pytest.
         decoded.append(service.admission.pending_bytes)
         return decode_image(item, **more)
 
-    monkeypatch.setattr(processors, "decode_image", decode)
+    monkeypatch.setattr(decoding, "decode_image", decode)
     error = error_of(asyncio.run(caller.post(CHAT, {"messages": talk((500, 500))})), 413)
     assert error["code"] == "request_too_large" and not decoded, "2,750,000 bytes could never be accepted"
     assert asyncio.run(caller.post(CHAT, {"messages": talk((300, 300))})).status == 200
@@ -112,7 +112,7 @@ def test_decoding_stops_and_memory_is_freed_when_a_client_leaves(
         assert proceed.wait(HANG_S)
         return decode_image(item, **more)
 
-    monkeypatch.setattr(processors, "decode_image", decode)
+    monkeypatch.setattr(decoding, "decode_image", decode)
 
     async def run() -> None:
         gone = asyncio.Event()
