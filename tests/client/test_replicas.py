@@ -59,7 +59,7 @@ class Mortal(FakeEngine):
         await self.is_dead.wait()
         return "killed"
 
-    async def aclose(self, *, drain_s: float = 0.0) -> None:
+    async def aclose(self) -> None:
         self.is_closed = True
         self.is_dead.set()
 

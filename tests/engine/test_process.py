@@ -365,21 +365,16 @@ def test_a_worker_that_hangs_is_noticed_and_ended(made: tiny.Tiny) -> None:
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
 
 
-def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> None:
+def test_closing_aborts_requests_then_ends_the_process(made: tiny.Tiny) -> None:
     async def work() -> None:
         async with await AsyncEngine.start(made.folder, SETTINGS, LIMITS) as engine:
-            short = engine.generate("short", text_prompt([5, 6]), replace(GREEDY, max_tokens=10))
-            said = [await anext(short)]
             await anext(endless := engine.generate("endless", text_prompt([7, 8]), replace(ENDLESS, n=100)))
-            while said[-1].num_output_tokens < 8:
-                said.append(await anext(short))
-            closing = asyncio.create_task(engine.aclose(drain_s=2.0))  # enough for two tokens, not for 100 times 398
+            closing = asyncio.create_task(engine.aclose())
             await asyncio.sleep(0)
             with pytest.raises(EngineDeadError, match="is closing"):
                 await collect(engine, "late", text_prompt([5]))
             rest = ends([delta async for delta in endless])
             assert set(rest) == set(range(100)) and "abort" in rest.values()
-            assert ends([*said, *[delta async for delta in short]]) == {0: "length"}
             await closing
         assert gone(engine.pid) and await engine.wait_dead() == "the engine was closed"
         with pytest.raises(EngineDeadError, match="was closed"):

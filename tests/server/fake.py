@@ -93,7 +93,7 @@ class FakeEngine:
         await asyncio.Event().wait()
         return ""
 
-    async def aclose(self, *, drain_s: float = 0.0) -> None:
+    async def aclose(self) -> None:
         self.is_alive = False
 
     async def stats(self, passes_since: int | None = None) -> StatsReply:

@@ -47,8 +47,6 @@ class AsyncEngine:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._ready: asyncio.Future[messages.Ready] = asyncio.get_running_loop().create_future()
         self._dead: asyncio.Future[SaccadeError] = asyncio.get_running_loop().create_future()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
         self._is_closing = False
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._watch())]
@@ -220,19 +218,15 @@ class AsyncEngine:
         finally:
             del self._asked[serial]
 
-    async def aclose(self, *, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give running ones `drain_s` seconds to finish, abort the rest, end the process."""
+    async def aclose(self) -> None:
+        """Refuse new requests, abort the running ones, end the process."""
         self._is_closing = True
         if self._closed is None:
-            self._closed = asyncio.create_task(self._close(drain_s))
+            self._closed = asyncio.create_task(self._close())
         await asyncio.shield(self._closed)
 
-    async def _close(self, drain_s: float) -> None:
+    async def _close(self) -> None:
         try:
-            if drain_s > 0 and not self._dead.done():
-                drained = asyncio.ensure_future(self._is_idle.wait())
-                await _wait_first(drained, self._dead, timeout_s=drain_s)
-                drained.cancel()
             self._send(messages.Close())
             await _wait_first(self._dead, timeout_s=CLOSE_S)
         finally:
@@ -250,15 +244,12 @@ class AsyncEngine:
         self._by_id[request_id] = self._streams[stream.serial] = stream
         if self._traced_ids is not None and len(self._traced_ids) < MAX_REQUESTS:
             self._traced_ids[stream.serial] = request_id
-        self._is_idle.clear()
         return stream
 
     def _leave(self, stream: RequestStream) -> None:
         del self._by_id[stream.request_id], self._streams[stream.serial]
         if not stream.is_done and stream.error is None:
             self._send(messages.Abort(stream.serial))
-        if not self._streams:
-            self._is_idle.set()
 
     def _send(self, command: messages.EngineCommand, arrays: messages.PromptArrays = ()) -> None:
         if not self._dead.done():

@@ -187,13 +187,13 @@ class Replicas:
         living = [replica.engine for replica in self._replicas.values() if replica.engine is not None]
         return all(await asyncio.gather(*(engine.flush_cache() for engine in living)))
 
-    async def aclose(self, *, drain_s: float = 0.0) -> None:
+    async def aclose(self) -> None:
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         living = [replica.engine for replica in self._replicas.values() if replica.engine is not None]
-        await asyncio.gather(*(engine.aclose(drain_s=drain_s) for engine in living))
+        await asyncio.gather(*(engine.aclose() for engine in living))
         if not self._dead.done():
             self._dead.set_result("the engines were closed")
 

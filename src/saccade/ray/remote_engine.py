@@ -137,7 +137,7 @@ class RemoteEngine:
     async def flush_cache(self) -> bool:
         return all(await _all(self._handle, "flush_cache"))
 
-    async def aclose(self, *, drain_s: float = 0.0) -> None:
+    async def aclose(self) -> None:
         """Does nothing: Ray Serve ends the replicas."""
 
 
