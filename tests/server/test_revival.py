@@ -16,10 +16,10 @@ from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
 from saccade.inputs.media.media_loader import MediaSettings
+from saccade.jobs import fair_threads
 from saccade.server import service
 from saccade.server.lifecycle import Launch, Stages, restart
 from saccade.server.service import ServerPhase
-from saccade.server.sharing import workers
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, service_for
@@ -96,7 +96,7 @@ def test_a_stuck_queue_degrades_health(scripted: Scripted, monkeypatch: pytest.M
     caller, _, made = scripted(preprocess_threads=1)
     is_free, is_begun = threading.Event(), threading.Event()
     later = [0.0]
-    monkeypatch.setattr(workers, "monotonic", lambda: time.monotonic() + later[0])
+    monkeypatch.setattr(fair_threads, "monotonic", lambda: time.monotonic() + later[0])
 
     def held() -> None:
         is_begun.set()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Condition, Event, Lock, Thread
+from time import monotonic
 from typing import Any, TypeVar
 
 from saccade.jobs.fair_queue import FairQueue
@@ -19,7 +20,7 @@ class FairThreads:
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
+        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any], float]] = FairQueue()  # and since when
         self._lock = Condition()
         self._num_threads = self._num_idle = 0
         self._is_closed = False
@@ -30,13 +31,20 @@ class FairThreads:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"{self._name} threads have ended")
-            self._queue.put(caller, (future, work))
+            self._queue.put(caller, (future, work, monotonic()))
             is_first = self._num_threads == 0
             self._num_threads += is_first
             self._lock.notify()
         if is_first:
             self._start()
         return future
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the oldest work has waited for a thread."""
+        with self._lock:
+            now = monotonic()
+            return now - min((since for future, _, since in self._queue if not future.cancelled()), default=now)
 
     def shutdown(self) -> None:
         """Cancels work that has not started. Running work is not interrupted."""
@@ -45,7 +53,7 @@ class FairThreads:
             left = list(self._queue)
             self._queue.clear()
             self._lock.notify_all()
-        for future, _ in left:
+        for future, *_ in left:
             future.cancel()
 
     def _start(self) -> None:
@@ -70,7 +78,7 @@ class FairThreads:
             if not self._queue:
                 self._num_threads -= 1
                 return False
-            future, work = self._queue.take()
+            future, work, _ = self._queue.take()
             is_last = self._num_idle == 0 and self._num_threads < self._most
             self._num_threads += is_last
         if is_last:

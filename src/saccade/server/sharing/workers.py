@@ -5,8 +5,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
-from time import monotonic
 from typing import ParamSpec, TypeVar
 
 from saccade.errors import contained
@@ -25,11 +23,11 @@ class Workers:
         """`num_threads=0` picks a number that suits the CPU."""
         num_threads = num_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
         self._in_loop = LoopWork()
-        self._preparing = WorkQueue(num_threads, "prepare")
-        self._parsing = WorkQueue(PARSE_THREADS, "parse")
+        self._preparing = FairThreads(num_threads, "prepare")
+        self._parsing = FairThreads(PARSE_THREADS, "parse")
         # Media have their own threads, so that text never waits behind them: one per request, because most wait for the
         # processes that decode. Slots let `num_threads` of them work at a time.
-        self._media_threads = WorkQueue(num_media_requests, "media")
+        self._media_threads = FairThreads(num_media_requests, "media")
         self._media_slots = FairSlots(num_threads)
         self._parallel = ThreadPoolExecutor(num_threads, thread_name_prefix="parallel")
 
@@ -44,11 +42,11 @@ class Workers:
 
     async def in_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs work that would block the event loop. Callers take turns; a cancelled call leaves the queue."""
-        return await self._preparing.run(lambda: work(*args, **kwargs), caller)
+        return await _done(self._preparing, caller, lambda: work(*args, **kwargs))
 
     async def in_parser(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Parses a body on dedicated threads, so that bodies never queue behind images."""
-        return await self._parsing.run(lambda: work(*args, **kwargs), caller)
+        return await _done(self._parsing, caller, lambda: work(*args, **kwargs))
 
     async def in_media_thread(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Like `in_thread`, for requests with images or videos."""
@@ -60,7 +58,7 @@ class Workers:
             finally:
                 self._media_slots.release()
 
-        return await self._media_threads.run(run, caller)
+        return await _done(self._media_threads, caller, run)
 
     @contextmanager
     def waiting(self, caller: str) -> Iterator[None]:
@@ -76,39 +74,14 @@ class Workers:
         return self._parallel.submit(work)
 
     def shutdown(self) -> None:
-        for queue in (self._preparing, self._parsing, self._media_threads):
-            queue.shutdown()
+        for threads in (self._preparing, self._parsing, self._media_threads):
+            threads.shutdown()
         self._parallel.shutdown(wait=False, cancel_futures=True)
 
 
-class WorkQueue:
-    """Threads for work that would block the event loop, used from one event loop. A cancelled call leaves the queue,
-    and callers take turns."""
+async def _done(threads: FairThreads, caller: str, work: Callable[[], T]) -> T:
+    def begin() -> T:
+        with contained():
+            return work()
 
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = FairThreads(num_threads, name)
-        self._serials = count()
-        self._waiting: dict[int, float] = {}  # since when, in order of arrival
-
-    async def run(self, work: Callable[[], T], caller: str = "") -> T:
-        serial = next(self._serials)
-        self._waiting[serial] = monotonic()
-
-        def begin() -> T:
-            self._waiting.pop(serial, None)
-            with contained():
-                return work()
-
-        try:
-            return await asyncio.wrap_future(self._threads.submit(begin, caller))
-        finally:
-            self._waiting.pop(serial, None)
-
-    @property
-    def oldest_s(self) -> float:
-        """How long the first entry of the queue has waited."""
-        first = next(iter(self._waiting.copy().values()), None)  # threads remove entries meanwhile
-        return 0.0 if first is None else monotonic() - first
-
-    def shutdown(self) -> None:
-        self._threads.shutdown()
+    return await asyncio.wrap_future(threads.submit(begin, caller))
