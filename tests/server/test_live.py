@@ -89,7 +89,7 @@ def test_an_answer_counts_as_load_and_as_a_sign_of_life(engine: FakeEngine) -> N
     service = service_for(engine)
     assert service.last_output is None
     reply = asyncio.run(Caller(service).post("/v1/completions", {"prompt": "a b"}))
-    seconds = service.recent_load.seconds()
+    seconds = service.metrics.recent_load.seconds()
     assert sum(second["prompt_tokens"] for second in seconds) == reply.json["usage"]["prompt_tokens"]
     assert sum(second["output_tokens"] for second in seconds) == reply.json["usage"]["completion_tokens"] == 2
     assert sum(second["first_tokens"] for second in seconds) == 1 and service.last_output is not None

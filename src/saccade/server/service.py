@@ -16,7 +16,6 @@ from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.figures.metrics import Metrics
-from saccade.server.figures.recent_load import RecentLoad
 from saccade.server.figures.telemetry import new_telemetry
 from saccade.server.figures.traced_requests import PreparedRequest, TracedRequests
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
@@ -55,7 +54,6 @@ class Service:
         self.begun = monotonic()
         self.time_to_ready_s: float | None = None
         self.media = MediaLoader(media)
-        self.recent_load = RecentLoad()
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         file = read_limits(settings.limits, allow_priority=settings.allow_priority)
         self.callers = Callers(file, settings.api_key)

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from saccade.client.served import EngineReport
+from saccade.server.figures.recent_load import RecentLoad
 from saccade.wire.engine_metrics import PREFIX, JobStats, counter, gauge, job_metrics, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
 from saccade.wire.histogram import Histogram
@@ -74,6 +75,29 @@ class Facts:
     media_jobs: JobStats | None = None  # None if no media are decoded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """What metrics and spans say about a request. Times are in seconds, and missing if the request did not get that
+    far; `num_output_tokens` has an entry for each of its outputs."""
+
+    operation: str
+    model: str
+    request_id: str
+    params: SamplingParams
+    headers: Mapping[bytes, bytes]
+    finish_reasons: Sequence[str]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: Sequence[int]
+    total_s: float
+    first_s: float | None
+    timings: Mapping[str, float]
+
+    @property
+    def inference_s(self) -> float | None:
+        return self.timings["prefill"] + self.timings.get("decode", 0.0) if "prefill" in self.timings else None
+
+
 class Metrics:
     """All counters of one server. Counters only grow; gauges are read at each scrape."""
 
@@ -85,6 +109,7 @@ class Metrics:
         self._ended = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))  # by finish reason
         self._replies: Counter[tuple[str, str]] = Counter()  # by path and status
         self.num_prompt_tokens = self.num_output_tokens = 0
+        self.recent_load = RecentLoad()
 
     def note_http(self, path: str, status: int) -> None:
         self._replies[path, str(status)] += 1
@@ -96,6 +121,7 @@ class Metrics:
 
     def note_first(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].note(seconds)
+        self.recent_load.note_first(seconds)
 
     def note_gap(self, seconds: float) -> None:
         self._histograms["inter_token_latency_seconds"].note(seconds)
@@ -104,37 +130,28 @@ class Metrics:
         """Counts tokens as they arrive; otherwise rates would jump when a long request ends."""
         self.num_prompt_tokens += prompt
         self.num_output_tokens += output
+        self.recent_load.note_tokens(prompt=prompt, output=output)
 
-    def note_end(
-        self,
-        params: SamplingParams,
-        *,
-        finish_reasons: Iterable[str],
-        num_prompt_tokens: int,
-        num_output_tokens: Sequence[int],
-        total_s: float,
-        first_s: float | None,
-        timings: Mapping[str, float],
-    ) -> None:
-        """A request has ended. A time is None or missing if the request did not get that far."""
-        self._ended.update(finish_reasons)
-        longest = max(num_output_tokens, default=0)
+    def note_end(self, ended: EndedRequest) -> None:
+        self._ended.update(ended.finish_reasons)
+        params, timings, longest = ended.params, ended.timings, max(ended.num_output_tokens, default=0)
         observed: dict[str, float] = {
-            "e2e_request_latency_seconds": total_s,
-            "request_prompt_tokens": num_prompt_tokens,
-            "request_generation_tokens": sum(num_output_tokens),
+            "e2e_request_latency_seconds": ended.total_s,
+            "request_prompt_tokens": ended.num_prompt_tokens,
+            "request_generation_tokens": sum(ended.num_output_tokens),
             "request_max_num_generation_tokens": longest,
             "request_params_n": params.n,
         }
         if params.max_tokens is not None:
             observed["request_params_max_tokens"] = params.max_tokens
-        if first_s is not None and longest > 1:
-            observed["request_time_per_output_token_seconds"] = (total_s - first_s) / (longest - 1)
+        if ended.first_s is not None and longest > 1:
+            per_token_s = (ended.total_s - ended.first_s) / (longest - 1)
+            observed["request_time_per_output_token_seconds"] = per_token_s
         for stage in ("queue", "prefill", "decode"):
             if stage in timings:
                 observed[f"request_{stage}_time_seconds"] = timings[stage]
-        if "prefill" in timings:
-            observed["request_inference_time_seconds"] = timings["prefill"] + timings.get("decode", 0.0)
+        if ended.inference_s is not None:
+            observed["request_inference_time_seconds"] = ended.inference_s
         if "vision" in timings:
             self.note_stage("vision", timings["vision"])
         for name, value in observed.items():

@@ -1,15 +1,13 @@
 """OpenTelemetry: a span for each request, with the attributes of the semantic conventions for generative AI and vLLM's
 latency attributes. The packages are optional (`pip install "saccade-vlm[otel]"`) and imported only with an endpoint."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from time import monotonic, time_ns
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from saccade import __version__
 from saccade.errors import ConfigError
-from saccade.wire.sampling_params import SamplingParams
+from saccade.server.figures.metrics import EndedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -18,25 +16,6 @@ SEND_S = 5.0  # timeout of one batch
 PATH = "/v1/traces"
 PARENT = ("traceparent", "tracestate")  # W3C's headers
 _LATENCIES = {"queue": "time_in_queue", "prefill": "time_in_model_prefill", "decode": "time_in_model_decode"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRequest:
-    """What goes into a span. Times are in seconds, and missing if the request did not get that far; `arrival` is on the
-    monotonic clock."""
-
-    operation: str
-    model: str
-    request_id: str
-    params: SamplingParams
-    arrival: float
-    headers: Mapping[bytes, bytes]
-    finish_reasons: Sequence[str]
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    first_s: float | None
-    timings: Mapping[str, float]
 
 
 class Telemetry:
@@ -58,14 +37,14 @@ class Telemetry:
         """Records the span of a request that ends now, as a child of the client's span if the headers name one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        end_ns, total_s = time_ns(), monotonic() - ended.arrival
+        end_ns = time_ns()
         sent = {name: ended.headers.get(name.encode(), b"").decode("latin-1") for name in PARENT}
         span = self._tracer.start_span(
             f"{ended.operation} {ended.model}",
             context=self._propagator.extract({name: text for name, text in sent.items() if text}),
             kind=SpanKind.SERVER,
-            attributes=attributes_of(ended, total_s),
-            start_time=end_ns - int(total_s * 1e9),
+            attributes=attributes_of(ended),
+            start_time=end_ns - int(ended.total_s * 1e9),
         )
         if "error" in ended.finish_reasons:
             span.set_attribute("error.type", "engine_error")
@@ -99,8 +78,8 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
     return Telemetry(OTLPSpanExporter(endpoint=address, timeout=SEND_S))
 
 
-def attributes_of(ended: EndedRequest, total_s: float) -> dict[str, Any]:
-    params = ended.params
+def attributes_of(ended: EndedRequest) -> dict[str, Any]:
+    params, num_output_tokens = ended.params, sum(ended.num_output_tokens)
     found: dict[str, Any] = {
         "gen_ai.operation.name": ended.operation,
         "gen_ai.provider.name": "saccade",
@@ -114,11 +93,11 @@ def attributes_of(ended: EndedRequest, total_s: float) -> dict[str, Any]:
         "gen_ai.request.choice.count": params.n,
         "gen_ai.response.finish_reasons": tuple(ended.finish_reasons),
         "gen_ai.usage.input_tokens": ended.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": ended.num_output_tokens,
+        "gen_ai.usage.output_tokens": num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": ended.num_cached_tokens,
         "gen_ai.usage.prompt_tokens": ended.num_prompt_tokens,
-        "gen_ai.usage.completion_tokens": ended.num_output_tokens,
-        "gen_ai.latency.e2e": total_s,
+        "gen_ai.usage.completion_tokens": num_output_tokens,
+        "gen_ai.latency.e2e": ended.total_s,
     }
     if params.max_tokens is not None:
         found["gen_ai.request.max_tokens"] = params.max_tokens
@@ -128,7 +107,6 @@ def attributes_of(ended: EndedRequest, total_s: float) -> dict[str, Any]:
     found |= {
         f"gen_ai.latency.{name}": ended.timings[stage] for stage, name in _LATENCIES.items() if stage in ended.timings
     }
-    if "prefill" in ended.timings:
-        inference = ended.timings["prefill"] + ended.timings.get("decode", 0.0)
-        found["gen_ai.latency.time_in_model_inference"] = inference
+    if ended.inference_s is not None:
+        found["gen_ai.latency.time_in_model_inference"] = ended.inference_s
     return found

@@ -87,7 +87,7 @@ class OpsRoutes:
                 "kv_cache_tokens": chosen.ready.kv_cache_tokens,
                 "gpu_bytes": chosen.stats.gpu_bytes,
                 "passes": msgspec.to_builtins(chosen.stats.passes),
-                "seconds": self._service.recent_load.seconds(),
+                "seconds": self._service.metrics.recent_load.seconds(),
                 "engines": list(reports),
             }
         )

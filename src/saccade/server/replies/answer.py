@@ -9,7 +9,7 @@ from typing import Any
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.server.figures.telemetry import EndedRequest
+from saccade.server.figures.metrics import EndedRequest
 from saccade.server.figures.traced_requests import PreparedRequest
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
@@ -110,21 +110,18 @@ class Answer:
         if not self._is_computed and (delta.token_ids or delta.finish_reason == "length"):
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
-            self._service.recent_load.note_tokens(prompt=self.num_prompt_tokens)
             self._charge(self.num_prompt_tokens)
         if delta.token_ids or delta.pooled is not None:
             self._service.note_output()
         if delta.token_ids:
             num_new = delta.num_output_tokens - self._outputs[choice]
             metrics.note_tokens(output=num_new)
-            self._service.recent_load.note_tokens(output=num_new)
             self._charge(num_new)
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
             elif self._first_s is None:
                 self._first_s = now - self._exchange.arrival
                 metrics.note_first(self._first_s)
-                self._service.recent_load.note_first(self._first_s)
             self._last[choice] = now
             self._outputs[choice] = delta.num_output_tokens
         if choice % self._n == 0:  # the other outputs of a prompt always find it cached
@@ -155,34 +152,26 @@ class Answer:
             raise draining()
 
     def _end(self) -> None:
-        self._service.admission.pace.note_end()
-        reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
-        reasons = ["error" if reason == "deadline" else reason for reason in reasons]
-        if self._service.telemetry is not None:
-            self._service.telemetry.note_end(self._ended(reasons))
-        self._service.metrics.note_end(
-            self._job.params,
-            finish_reasons=reasons,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_output_tokens=self._outputs,
-            total_s=monotonic() - self._exchange.arrival,
-            first_s=self._first_s,
-            timings=self._engine_times,
-        )
+        service, ended = self._service, self._ended()
+        service.admission.pace.note_end()
+        service.metrics.note_end(ended)
+        if service.telemetry is not None:
+            service.telemetry.note_end(ended)
 
-    def _ended(self, reasons: list[str]) -> EndedRequest:
+    def _ended(self) -> EndedRequest:
         job = self._job
+        reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
         return EndedRequest(
             operation="chat" if isinstance(job.request, ChatRequest) else "text_completion",
             model=job.model,
             request_id=job.public_id,
             params=job.params,
-            arrival=self._exchange.arrival,
             headers=self._exchange.headers,
-            finish_reasons=reasons,
+            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=sum(self._cached.values()),
-            num_output_tokens=sum(self._outputs),
+            num_output_tokens=self._outputs,
+            total_s=monotonic() - self._exchange.arrival,
             first_s=self._first_s,
             timings=self._engine_times,
         )
