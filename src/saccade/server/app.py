@@ -30,34 +30,17 @@ from saccade.server.routes.ranking import RerankRoute, ScoreRoute
 from saccade.server.routes.responses_api import ResponsesRoute
 from saccade.server.routes.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 from saccade.server.service import Service
-from saccade.server.sharing.callers import Callers
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
-OnEnd = Callable[[str, HttpExchange], None]
 
 
 def build_app(service: Service) -> Starlette:
-    settings = service.settings
-    routes = _routes(service)
-    known = {route.path for route in routes}
-
-    def note(path: str, exchange: HttpExchange) -> None:
-        path = path.removeprefix(settings.root_path)
-        service.metrics.note_http(path if path in known else "other", exchange.status or 499)
-
-    admission = Middleware(
-        AdmissionMiddleware,
-        keys=Keys(service.callers.keys, settings.admin_api_key),
-        origins=OriginRules(settings, has_keys=bool(service.callers.keys)),
-        callers=service.callers,
-        root_path=settings.root_path,
-        max_header_bytes=settings.max_header_bytes,
-        on_end=note,
-    )
+    settings, routes = service.settings, _routes(service)
+    known = frozenset(route.path for route in routes)
     app = Starlette(
         routes=routes,
-        middleware=[*_cors(settings.origins()), admission],
+        middleware=[*_cors(settings.origins()), Middleware(AdmissionMiddleware, service=service, known=known)],
         exception_handlers={HTTPException: _route_refuser(sorted(known))},
     )
     app.router.redirect_slashes = False
@@ -68,30 +51,20 @@ class AdmissionMiddleware:
     """Gives every request an id, checks its key, origin and header size, and turns errors into replies in one place.
     Paths come from the scope, so no header influences who may call what."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: Keys,
-        origins: OriginRules,
-        callers: Callers,
-        root_path: str,
-        max_header_bytes: int,
-        on_end: OnEnd,
-    ) -> None:
-        self._app, self._root_path = app, root_path
-        self._keys, self._origins, self._callers = keys, origins, callers
-        self._max_header_bytes = max_header_bytes
-        self._on_end = on_end
+    def __init__(self, app: ASGIApp, *, service: Service, known: frozenset[str]) -> None:
+        """Replies are counted by path for those that are `known`."""
+        self._app, self._service, self._known = app, service, known
+        keys, self._settings = service.callers.keys, service.settings
+        self._keys = Keys(keys, self._settings.admin_api_key)
+        self._origins = OriginRules(self._settings, has_keys=bool(keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = HttpExchange(scope, receive, send)
+        exchange, path = HttpExchange(scope, receive, send), scope["path"].removeprefix(self._settings.root_path)
         try:
             async with exchange:
                 try:
-                    path = scope["path"].removeprefix(self._root_path)
                     if is_messages_path(path):
                         use_messages_errors(exchange)
                     self._check(path, scope, exchange)
@@ -102,15 +75,15 @@ class AdmissionMiddleware:
         except ClientGoneError:
             exchange.status = 499
         finally:
-            self._on_end(scope["path"], exchange)
+            self._service.metrics.note_http(path if path in self._known else "other", exchange.status or 499)
 
     def _check(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
         key_name = self._keys.check(path, exchange.headers)
         self._origins.check(scope["method"], path, exchange.headers)
-        exchange.caller = self._callers.find(key_name, (scope.get("client") or ("",))[0])
-        size = sum(len(name) + len(value) for name, value in scope["headers"])
-        if size > self._max_header_bytes:
-            text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"
+        exchange.caller = self._service.callers.find(key_name, (scope.get("client") or ("",))[0])
+        size, limit = sum(len(name) + len(value) for name, value in scope["headers"]), self._settings.max_header_bytes
+        if size > limit:
+            text = f"the headers have {size} bytes; the limit is {limit} (--max-header-bytes)"
             raise HttpError(431, text, code="headers_too_large")
 
     async def _fail(self, error: Exception, scope: Scope, exchange: HttpExchange) -> None:
