@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from saccade.server.figures.running_requests import PreparedRequest, RunningRequests
 from saccade.server.figures.trace_events import trace_document
-from saccade.server.figures.traced_requests import PreparedRequest, TracedRequests
 from saccade.wire.trace_records import EngineTrace, TracedLoad, TracedPass, TracedRequest
 from tests.e2e.trace_format import check_nesting, spans_of
 
@@ -58,13 +58,17 @@ def test_crossing_spans_are_noticed() -> None:
 
 
 def test_ended_requests_are_kept_only_while_a_trace_is_recorded() -> None:
-    traced = TracedRequests()
-    for name in "ab":
-        traced.begin(name, PreparedRequest(name, 0.0, {}))
-    traced.end("a")
-    assert traced.known().keys() == {"b"}
-    with traced.recording():
-        traced.begin("c", PreparedRequest("c", 0.0, {}))
-        traced.end("b")
-        assert traced.known().keys() == {"b", "c"}
-    assert traced.known().keys() == {"c"}
+    running = RunningRequests()
+
+    def known() -> list[str]:
+        return [one.public_id for one in running.known().values()]
+
+    with running.inside(PreparedRequest("long", 0.0, {})):
+        with running.inside(PreparedRequest("before", 0.0, {})):
+            pass
+        assert known() == ["long"]
+        with running.recording():
+            with running.inside(PreparedRequest("meanwhile", 0.0, {})):
+                pass
+            assert sorted(known()) == ["long", "meanwhile"]
+        assert known() == ["long"]

@@ -1,11 +1,9 @@
 """What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from hashlib import sha256
-from itertools import count
 from time import monotonic, time
 
 from saccade import __version__
@@ -16,8 +14,8 @@ from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.generation import GenerationDefaults
 from saccade.server.figures.metrics import Metrics
+from saccade.server.figures.running_requests import RunningRequests
 from saccade.server.figures.telemetry import new_telemetry
-from saccade.server.figures.traced_requests import PreparedRequest, TracedRequests
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
@@ -77,10 +75,8 @@ class Service:
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
         self._revival = ""  # why the engine is being restarted
-        self._serials = count()
-        self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # on the monotonic clock
-        self.traced = TracedRequests()
+        self.requests = RunningRequests()
         self.telemetry = new_telemetry(settings.otlp_traces_endpoint)
 
     @property
@@ -208,26 +204,9 @@ class Service:
     def note_output(self) -> None:
         self.last_output = monotonic()
 
-    @contextmanager
-    def enlisted(self, public_id: str, prepared: PreparedRequest | None = None) -> Iterator[str]:
-        """Yields a unique id for the engine, because clients may reuse theirs. `prepared` is for traces."""
-        engine_id = f"{next(self._serials)}"
-        if prepared is not None:
-            self.traced.begin(engine_id, prepared)
-        ids = self._running.setdefault(public_id, set())
-        ids.add(engine_id)
-        try:
-            yield engine_id
-        finally:
-            self.traced.end(engine_id)
-            ids.discard(engine_id)
-            if not ids:
-                self._running.pop(public_id, None)
-
     def abort(self, public_id: str | None) -> int:
         """Aborts a request, or all of them if None; returns how many engine requests that were."""
-        chosen = list(self._running.values()) if public_id is None else [self._running.get(public_id, set())]
-        ids = [engine_id for group in chosen for engine_id in group]
+        ids = self.requests.ids_of(public_id)
         for engine_id in ids:
             self.engine.abort(engine_id)
         return len(ids)

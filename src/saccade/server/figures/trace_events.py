@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from saccade.server.figures.traced_requests import PreparedRequest
+from saccade.server.figures.running_requests import PreparedRequest
 from saccade.wire.trace_records import EngineTrace, TracedLoad, TracedPass, TracedRequest
 
 ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks

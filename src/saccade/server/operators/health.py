@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import text_prompt
+from saccade.server.figures.running_requests import PreparedRequest
 from saccade.server.http.json_body import json_reply
 from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
@@ -59,7 +60,7 @@ class HealthRoute:
     async def _compute_one(self) -> None:
         service = self._service
         params = TOKEN if service.engine.ready.has_head else VECTOR
-        with service.enlisted(PROBE) as engine_id:
+        with service.requests.inside(PreparedRequest(PROBE, monotonic(), {})) as engine_id:
             source = service.engine.generate(engine_id, text_prompt([0]), params, turn=FIRST, cache_salt=PROBE)
             with suppress(CapacityError):  # then other requests wait for tokens, which count too
                 async with aclosing(source):

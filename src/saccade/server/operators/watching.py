@@ -28,15 +28,15 @@ class WatchRoutes:
     async def trace(self, request: Request) -> Response:
         """Records what the engine does for a few seconds. One trace at a time."""
         seconds = _seconds(request.query_params.get("seconds", "5"))
-        engine, traced = self._one(), self._service.traced
+        engine, requests = self._one(), self._service.requests
         with self._alone():
             async with _answered():
                 await engine.begin_trace(seconds + GRACE_S)
-            with traced.recording():
+            with requests.recording():
                 await asyncio.sleep(seconds)
                 async with _answered():
                     found = await engine.end_trace()
-                prepared = traced.known()
+                prepared = requests.known()
         if found is None:
             raise HttpError(503, "the engine recorded nothing; try again", code="busy", retry_after_s=1.0)
         text = await asyncio.to_thread(lambda: orjson.dumps(trace_document(found, prepared)))

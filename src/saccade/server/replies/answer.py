@@ -10,7 +10,7 @@ from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.figures.metrics import EndedRequest
-from saccade.server.figures.traced_requests import PreparedRequest
+from saccade.server.figures.running_requests import PreparedRequest
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.requests.intake import RequestJob
@@ -90,7 +90,7 @@ class Answer:
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         job = self._job
         prepared = PreparedRequest(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
-        with self._service.enlisted(job.public_id, prepared) as engine_id:
+        with self._service.requests.inside(prepared) as engine_id:
             source = self._service.engine.generate(
                 engine_id,
                 prompt,

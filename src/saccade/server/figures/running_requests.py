@@ -1,8 +1,9 @@
-"""What the front end knows about requests in the engine, for traces."""
+"""The requests in the engine, and what the front end knows about them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from saccade.wire.trace_records import MAX_REQUESTS
 
@@ -18,20 +19,29 @@ class PreparedRequest:
     has_media: bool = False
 
 
-class TracedRequests:
+class RunningRequests:
     """Requests in the engine by their engine id, and while a trace is recorded those that have ended."""
 
     def __init__(self) -> None:
+        self._serials = count()
         self._inside: dict[str, PreparedRequest] = {}
         self._ended: dict[str, PreparedRequest] | None = None
 
-    def begin(self, engine_id: str, prepared: PreparedRequest) -> None:
+    @contextmanager
+    def inside(self, prepared: PreparedRequest) -> Iterator[str]:
+        """Yields a unique id for the engine, because clients may reuse theirs."""
+        engine_id = f"{next(self._serials)}"
         self._inside[engine_id] = prepared
+        try:
+            yield engine_id
+        finally:
+            del self._inside[engine_id]
+            if self._ended is not None and len(self._ended) < MAX_REQUESTS:
+                self._ended[engine_id] = prepared
 
-    def end(self, engine_id: str) -> None:
-        prepared = self._inside.pop(engine_id, None)
-        if prepared is not None and self._ended is not None and len(self._ended) < MAX_REQUESTS:
-            self._ended[engine_id] = prepared
+    def ids_of(self, public_id: str | None) -> list[str]:
+        """The engine's ids of a client's request, or of all if None."""
+        return [name for name, one in self._inside.items() if public_id in (None, one.public_id)]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
