@@ -43,8 +43,9 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 @dataclass(slots=True)
 class RequestJob(Generic[R]):
-    """`seconds` has the duration of each stage. The two params are the names of the prompt and of the field that asks
-    for structure, as errors use them."""
+    """`messages` are those that may have media, until the prompts are made from them. `seconds` has the duration of
+    each stage. The two params are the names of the prompt and of the field that asks for structure, as errors use
+    them."""
 
     request: R
     params: SamplingParams
@@ -58,7 +59,8 @@ class RequestJob(Generic[R]):
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
     structure_param: str = "response_format"
-    has_media: bool = False
+    messages: list[Any] = field(default_factory=list)
+    has_media: bool = False  # fetched or not
     is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -96,25 +98,21 @@ class PromptRoute(ABC, Generic[R]):
         """The sampling parameters; also checks the request."""
         return SamplingParams()
 
-    def messages(self, request: R) -> list[Any] | None:
-        """Messages whose media must be fetched first; None if there are none."""
-        return None
+    def messages(self, request: R) -> list[Any]:
+        """The messages that may have media."""
+        return []
 
     async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
         """The messages with their media fetched."""
         loaded: list[Any] = await self.service.media.resolve(messages, hold)
         return loaded
 
-    def has_media(self, request: R) -> bool:
-        """Whether the request has images or videos, fetched or not."""
-        return False
-
     def is_simple(self, request: R) -> bool:
         """Whether it has one prompt and asks for no structure, so that a short body is little work except for media."""
         return False
 
     @abstractmethod
-    def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
+    def prompts(self, request: R, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]: ...
 
     def structure_param(self, request: R) -> str:
         """The field that asks for structured output; `tools` if no other does."""
@@ -167,55 +165,48 @@ class PromptRoute(ABC, Generic[R]):
         """Empties `parts`, so that the body can be freed early."""
         service, caller = self.service, place.caller
         if self.may_continue or not _is_short(parts, place.num_bytes):
-            job, messages = await service.workers.in_parser(caller, self._take_long, exchange, parts, place)
+            job = await service.workers.in_parser(caller, self._take_long, exchange, parts, place)
         else:
             taken = await service.workers.in_loop(caller, self._take_short, exchange, parts, place)
             if isinstance(taken, ReadRequest):
                 taken = await service.workers.in_parser(caller, self._begin, exchange, taken, place)
-            job, messages = taken
+            job = taken
         if not job.prompts:
             with self._naming(job.request):
-                await self._prepare(job, messages, place)
+                await self._prepare(job, place)
         return job
 
-    def _take_long(
-        self, exchange: HttpExchange, parts: list[Body], place: Place
-    ) -> tuple[RequestJob[R], list[Any] | None]:
+    def _take_long(self, exchange: HttpExchange, parts: list[Body], place: Place) -> RequestJob[R]:
         with place.working():
             read = self._read(exchange, parts)
         return self._begin(exchange, read, place)
 
-    def _take_short(
-        self, exchange: HttpExchange, parts: list[Body], place: Place
-    ) -> tuple[RequestJob[R], list[Any] | None] | ReadRequest[R]:
+    def _take_short(self, exchange: HttpExchange, parts: list[Body], place: Place) -> RequestJob[R] | ReadRequest[R]:
         """The job, with its prompt if it has no media; or the request as read, if the rest is work for a thread."""
         read = self._read(exchange, parts)
         if not self.is_simple(read.request):
             return read
-        job, messages = self._begin(exchange, read, place)
+        job = self._begin(exchange, read, place)
         if not job.has_media:
             if job.deadline is not None and monotonic() > job.deadline:
                 raise too_late()
             with self._naming(read.request):
-                self._work(job, None, place)
-        return job, messages
+                self._make_prompts(job, place)
+        return job
 
     def _read(self, exchange: HttpExchange, parts: list[Body]) -> ReadRequest[R]:
         begun = monotonic()
         request, ignored = self.read(exchange, joined(parts))
         return ReadRequest(request, ignored, monotonic() - begun)
 
-    def _begin(
-        self, exchange: HttpExchange, read: ReadRequest[R], place: Place
-    ) -> tuple[RequestJob[R], list[Any] | None]:
-        """The job, and the messages whose media must be fetched."""
+    def _begin(self, exchange: HttpExchange, read: ReadRequest[R], place: Place) -> RequestJob[R]:
         begun = monotonic()
         with place.working(), self._naming(read.request):
             job = self._new_job(exchange, read.request, read.ignored)
-            messages = self.messages(read.request)
-            job.has_media = messages is not None or self.has_media(read.request)
+            job.messages = self.messages(read.request)
+            job.has_media = bool(find_sources(job.messages))
         job.seconds["parse"] = read.seconds + monotonic() - begun
-        return job, messages
+        return job
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
         model = self.service.check_model(getattr(request, "model", None))
@@ -240,7 +231,7 @@ class PromptRoute(ABC, Generic[R]):
             structure_param=structure,
         )
 
-    async def _prepare(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+    async def _prepare(self, job: RequestJob[R], place: Place) -> None:
         """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
@@ -248,19 +239,15 @@ class PromptRoute(ABC, Generic[R]):
             place.prepare_media()
         try:
             async with asyncio.timeout(left):
-                if messages is not None:
-                    messages = await self.load(messages, place.hold)
+                if _needs_loading(job.messages):
+                    job.messages = await self.load(job.messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
                 in_thread = self.service.workers.in_media_thread if job.has_media else self.service.workers.in_thread
-                await in_thread(place.caller, self._work, job, messages, place)
+                await in_thread(place.caller, self._make_prompts, job, place)
         except TimeoutError:
             raise too_late() from None
 
-    def _work(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
-        with place.working():
-            self._make_prompts(job, messages, place)
-
-    def _make_prompts(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+    def _make_prompts(self, job: RequestJob[R], place: Place) -> None:
         begun = monotonic()
         longest = self.service.max_model_len - self.has_answer
         allowance = Allowance(
@@ -273,9 +260,11 @@ class PromptRoute(ABC, Generic[R]):
             submit=self.service.workers.submit_parallel,
             caller=place.caller,
         )
+        messages, job.messages = job.messages, []
         try:
-            job.prompts = self.prompts(job.request, messages, allowance)
-            self.settle(job)
+            with place.working():
+                job.prompts = self.prompts(job.request, messages, allowance)
+                self.settle(job)
         except RecursionError:  # the JSON parser allows deeper nesting than recursive checks do
             raise RequestError("the body is nested too deeply", code="invalid_json") from None
         decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
@@ -293,7 +282,7 @@ def _is_short(parts: list[Body], num_bytes: int) -> bool:
     return len(without_urls(body)) <= SHORT_BYTES
 
 
-def needs_loading(messages: Sequence[Any]) -> bool:
+def _needs_loading(messages: Sequence[Any]) -> bool:
     """Whether any media source must be loaded first. An image's data URL need not: the processor reads it in the thread
     that decodes it. Malformed messages are left for the processor to refuse."""
     return not all(_is_inline(ref) for _, _, ref in find_sources(messages))

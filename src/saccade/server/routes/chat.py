@@ -12,11 +12,10 @@ from saccade.client.stream import Delta
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
-from saccade.inputs.text.chat_messages import find_sources
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.logprobs import chat_entries
 from saccade.server.replies.reply import OpenAIReply, ReplyChoice
-from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.protocol import ChatRequest, TokenizeRequest
 from saccade.server.requests.request_params import chat_params
 from saccade.server.requests.structure import structure_param
@@ -49,18 +48,15 @@ class ChatRoute(PromptRoute[ChatRequest]):
         calls = tool_grammar(request.tools, request.tool_choice, style=service.tool_style, is_parallel=is_parallel)
         return chat_params(request, service.settings, service.defaults, calls)
 
-    def messages(self, request: ChatRequest) -> list[Any] | None:
-        return request.messages if needs_loading(request.messages) else None
-
-    def has_media(self, request: ChatRequest) -> bool:
-        return bool(find_sources(request.messages))
+    def messages(self, request: ChatRequest) -> list[Any]:
+        return request.messages
 
     def is_simple(self, request: ChatRequest) -> bool:
         return request.tools is None and structure_param(request) is None
 
-    def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+    def prompts(self, request: ChatRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         tools = request.tools if may_call(request) else None
-        prompt = chat_prompt(self.service, request, messages or request.messages, tools, allowance)
+        prompt = chat_prompt(self.service, request, messages, tools, allowance)
         request.messages = []  # the images are in the prompt now
         return (prompt,)
 

@@ -36,9 +36,7 @@ class CompletionRoute(PromptRoute[CompletionRequest]):
     def is_simple(self, request: CompletionRequest) -> bool:
         return isinstance(request.prompt, str) and structure_param(request) is None
 
-    def prompts(
-        self, request: CompletionRequest, messages: list[Any] | None, allowance: Allowance
-    ) -> tuple[Prompt, ...]:
+    def prompts(self, request: CompletionRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         given = listed_prompts(request.prompt)
         limit, n = self.service.max_sequences, request.n or 1
         if not 1 <= len(given) <= limit:

@@ -12,10 +12,9 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
-from saccade.inputs.text.chat_messages import find_sources
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.pooling_reply import VectorReply
-from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.pooling_protocol import EmbeddingRequest
 from saccade.server.routes.completions import PromptText, listed_prompts
 from saccade.wire.sampling_params import SamplingParams
@@ -36,17 +35,12 @@ class EmbeddingRoute(PromptRoute[EmbeddingRequest]):
         settings.check_dimensions(request.dimensions)
         return SamplingParams(max_tokens=0, pooling=request.pooling or settings.pooling)
 
-    def messages(self, request: EmbeddingRequest) -> list[Any] | None:
-        return request.messages if request.messages is not None and needs_loading(request.messages) else None
+    def messages(self, request: EmbeddingRequest) -> list[Any]:
+        return request.messages or []
 
-    def has_media(self, request: EmbeddingRequest) -> bool:
-        return bool(find_sources(request.messages))
-
-    def prompts(
-        self, request: EmbeddingRequest, messages: list[Any] | None, allowance: Allowance
-    ) -> tuple[Prompt, ...]:
+    def prompts(self, request: EmbeddingRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         if request.messages is not None:
-            prompt = self._chat(request, messages or request.messages, allowance)
+            prompt = self._chat(request, messages, allowance)
             request.messages = []  # the images are in the prompt now
             return (prompt,)
         assert request.input is not None, "one of the two was sent"

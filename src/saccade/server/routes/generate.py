@@ -18,7 +18,7 @@ from saccade.inputs.text.chat_messages import read_messages
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.logprobs import likeliest, number, token_text
 from saccade.server.replies.reply import Reply
-from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.protocol import GenerateParams, GenerateRequest
 from saccade.server.requests.request_params import generate_params
 from saccade.server.requests.structure import structure_param
@@ -43,21 +43,19 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
             raise RequestError("images need text with their placeholders", param="image_data", code="invalid_value")
         return generate_params(request, self.service.settings, self.service.defaults)
 
-    def messages(self, request: GenerateRequest) -> list[Any] | None:
+    def messages(self, request: GenerateRequest) -> list[Any]:
         """The images as a message, which the media loader can read."""
         if not request.image_data:
-            return None
-        message = as_message(request)
-        return message if needs_loading(message) else None
-
-    def has_media(self, request: GenerateRequest) -> bool:
-        return bool(request.image_data)
+            return []
+        images = [request.image_data] if isinstance(request.image_data, str) else request.image_data
+        urls = [url if ":" in url[:MAX_SCHEME] else f"data:;base64,{url}" for url in images]
+        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
     def is_simple(self, request: GenerateRequest) -> bool:
         is_free = structure_param(request.sampling_params or GenerateParams()) is None
         return isinstance(request.text, str) and is_free
 
-    def prompts(self, request: GenerateRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+    def prompts(self, request: GenerateRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         processor = self.service.engine.processor
         if request.input_ids is not None:
             try:
@@ -65,7 +63,7 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
             except RequestError as error:
                 error.param = "input_ids"
                 raise
-        refs = read_messages(messages or as_message(request)).media if request.image_data else ()
+        refs = read_messages(messages).media if messages else ()
         media = [(ref.kind, ref.source) for ref in refs]
         return (processor.text(request.text or "", media=media, allowance=allowance),)
 
@@ -85,12 +83,6 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
 
 
 _IMAGE_PARAM = re.compile(r"messages\[0\]\.content\[(\d+)\]|media\[(\d+)\]")
-
-
-def as_message(request: GenerateRequest) -> list[Any]:
-    images = [request.image_data] if isinstance(request.image_data, str) else request.image_data or []
-    urls = [url if ":" in url[:MAX_SCHEME] else f"data:;base64,{url}" for url in images]
-    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
 @dataclass(slots=True)

@@ -13,11 +13,10 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.media.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
-from saccade.inputs.text.chat_messages import find_sources
 from saccade.inputs.text.rank_prompts import Content, find_answers, plain_text, read_content, score_of
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.pooling_reply import VectorReply
-from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.pooling_protocol import RerankRequest, ScoreRequest
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
@@ -33,10 +32,6 @@ class JudgedPairs:
     contents: list[Content]
     names: list[str]
     pairs: list[tuple[int, int]]
-
-    def as_messages(self) -> list[Any]:
-        """Each content as a message, which the media loader can read."""
-        return [{"role": "user", "content": content} for content in self.contents]
 
 
 class RankingRoute(PromptRoute[R]):
@@ -56,12 +51,9 @@ class RankingRoute(PromptRoute[R]):
         answers = find_answers(self.service.engine.processor.tokenizer)
         return SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=answers)
 
-    def messages(self, request: R) -> list[Any] | None:
-        messages = self.compared(request).as_messages()
-        return messages if needs_loading(messages) else None
-
-    def has_media(self, request: R) -> bool:
-        return bool(find_sources(self.compared(request).as_messages()))
+    def messages(self, request: R) -> list[Any]:
+        """Each content as a message, which the media loader can read."""
+        return [{"role": "user", "content": content} for content in self.compared(request).contents]
 
     async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
         """Loads messages one by one, because the limit on media is per prompt."""
@@ -74,11 +66,11 @@ class RankingRoute(PromptRoute[R]):
                 raise
         return loaded
 
-    def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+    def prompts(self, request: R, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         engine, compared = self.service.engine, self.compared(request)
         budget = engine.limits.encoder_budget_tokens
         images = read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget)
-        contents = [message["content"] for message in messages] if messages is not None else compared.contents
+        contents = [message["content"] for message in messages]
         found = []
         for first, second in compared.pairs:
             allowance.check_cancelled()

@@ -7,11 +7,10 @@ from starlette.responses import Response
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.text.chat_messages import find_sources
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import json_reply
 from saccade.server.replies.logprobs import token_text
-from saccade.server.requests.intake import PromptRoute, RequestJob, needs_loading
+from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from saccade.server.routes.chat import ChatRoute, chat_prompt
 from saccade.server.service import Service
@@ -37,18 +36,15 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
             raise RequestError("send exactly one of prompt and messages", param="prompt", code="invalid_value")
         return SamplingParams()
 
-    def messages(self, request: TokenizeRequest) -> list[Any] | None:
-        return request.messages if request.messages is not None and needs_loading(request.messages) else None
+    def messages(self, request: TokenizeRequest) -> list[Any]:
+        return request.messages or []
 
-    def has_media(self, request: TokenizeRequest) -> bool:
-        return request.messages is not None and bool(find_sources(request.messages))
-
-    def prompts(self, request: TokenizeRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+    def prompts(self, request: TokenizeRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         """A template writes special tokens itself, so `add_special_tokens` is for plain text only."""
         if request.prompt is not None:
             has_bos = request.add_special_tokens is not False
             return (self.service.engine.processor.text(request.prompt, has_bos=has_bos, allowance=allowance),)
-        return (chat_prompt(self.service, request, messages or request.messages, request.tools, allowance),)
+        return (chat_prompt(self.service, request, messages, request.tools, allowance),)
 
     def _tokens(self, prompt: Prompt, *, has_strings: bool) -> dict[str, Any]:
         tokenizer = self.service.engine.processor.tokenizer
@@ -78,9 +74,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
                 raise RequestError(text, param=f"tokens[{i}]", code="invalid_value")
         return SamplingParams()
 
-    def prompts(
-        self, request: DetokenizeRequest, messages: list[Any] | None, allowance: Allowance
-    ) -> tuple[Prompt, ...]:
+    def prompts(self, request: DetokenizeRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         return ()
 
 
