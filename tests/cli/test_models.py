@@ -7,8 +7,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from saccade import bundled
 from saccade.cli import main
-from saccade.cli.model import bundled_model
 from saccade.cli.models import size_text
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -30,9 +30,9 @@ def cached(cache: Path, name: str, config: dict[str, Any] | None, *, with_weight
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    bundled = json.loads((bundled_model() / "config.json").read_text())
-    cached(tmp_path, "a/whole", bundled)
-    cached(tmp_path, "b/half", bundled, with_weights=False)
+    config = json.loads((bundled.path() / "config.json").read_text())
+    cached(tmp_path, "a/whole", config)
+    cached(tmp_path, "b/half", config, with_weights=False)
     cached(tmp_path, "c/odd", {"architectures": ["OddForCausalLM"]})
     cached(tmp_path, "d/empty", None)
     return tmp_path
@@ -75,7 +75,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
             return str(folder)
         if name != "org/name":
             raise LocalEntryNotFoundError("no") from ConnectionError("no network")
-        shutil.copytree(bundled_model(), tmp_path / "fetched", dirs_exist_ok=True)
+        shutil.copytree(bundled.path(), tmp_path / "fetched", dirs_exist_ok=True)
         return str(tmp_path / "fetched")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

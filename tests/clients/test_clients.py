@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from saccade.cli.model import bundled_model
+from saccade import bundled
 from tests.clients.environment import CannotInstallError, interpreter_for
 from tests.e2e.process import ServerProcess, running
 
@@ -43,7 +43,7 @@ Results = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     named = {"served_model_name": ["saccade"]}
-    with running(bundled_model(), tmp_path_factory.mktemp("clients") / "log", server=named, limits=LIMITS) as found:
+    with running(bundled.path(), tmp_path_factory.mktemp("clients") / "log", server=named, limits=LIMITS) as found:
         found.wait_ready()
         yield found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from saccade.cli.model import bundled_model
+from saccade import bundled
 from tests.cli.test_aliases import BENCH, SERVE
 from tests.docs import DOCS, ROOT
 
@@ -40,7 +40,7 @@ def saccade(*words: str) -> list[str]:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The port of the server, and its log."""
     log = tmp_path_factory.mktemp("commands") / "log"
-    flags = SERVE.format(tp="").replace("--port 30000", "--port 0").replace("FOLDER", shlex.quote(str(bundled_model())))
+    flags = SERVE.format(tp="").replace("--port 30000", "--port 0").replace("FOLDER", shlex.quote(str(bundled.path())))
     with log.open("w") as file:
         how = {"stdout": file, "stderr": file, "env": {**os.environ, **VARIABLES, **CHEAPER}}
         server = subprocess.Popen(saccade("serve", *shlex.split(flags)), **how)  # type: ignore[call-overload]
@@ -101,7 +101,7 @@ def test_the_clients_of_the_quick_start_are_answered(started: tuple[str, Path]) 
 def test_the_server_with_ranks_says_what_cannot_be_divided() -> None:
     """The command of sglang#15320 as it is, with four ranks: the bundled model has six heads."""
     flags = SERVE.format(tp="--tp-size 4 ").replace("--port 30000", "--port 0")
-    flags = flags.replace("FOLDER", shlex.quote(str(bundled_model())))
+    flags = flags.replace("FOLDER", shlex.quote(str(bundled.path())))
     run = subprocess.run(
         saccade("serve", *shlex.split(flags), "--device", "cpu"), capture_output=True, text=True, timeout=BOUND_S
     )

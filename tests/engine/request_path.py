@@ -19,8 +19,7 @@ import numpy as np
 from PIL import Image
 
 import saccade
-from saccade import LLM, SamplingParams
-from saccade.cli.model import bundled_model
+from saccade import LLM, SamplingParams, bundled
 
 SIDE, NUM_TOKENS, NUM_REQUESTS, MAX_STEPS = 96, 4, 3, 100
 HOME = f"{Path(saccade.__file__).parent}/"
@@ -79,7 +78,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the functions")
     flags = parser.parse_args()
     rng = np.random.default_rng()
-    with LLM(bundled_model(), device="cpu", max_num_seqs=4, max_model_len=1024) as llm:
+    with LLM(bundled.path(), device="cpu", max_num_seqs=4, max_model_len=1024) as llm:
         traces = [traced_request(llm, str(number), rng) for number in range(NUM_REQUESTS)]
     calls = traces[-1]
     functions = list(dict.fromkeys(calls))

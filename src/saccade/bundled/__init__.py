@@ -1,6 +1,7 @@
 """The small vision-language model that ships with Saccade: an ordinary checkpoint folder inside the package."""
 
 from pathlib import Path
+from typing import Any
 
 # Defaults for a quick start on a CPU. Graphs recorded there keep every temporary tensor, so they are few and small. An
 # image has at most 64 tokens.
@@ -11,6 +12,8 @@ LIMITS: dict[str, int] = {
     "encoder_budget_tokens": 256,
     "encoder_cache_tokens": 2048,
 }
+# Defaults of a server.
+SERVED: dict[str, Any] = {**LIMITS, "served_model_name": ("saccade",)}
 
 
 def path() -> Path:

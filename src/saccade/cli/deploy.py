@@ -3,10 +3,9 @@
 import sys
 from argparse import Namespace
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade import bundled
+from saccade.cli.model import model_parser
 from saccade.cli.parser import Parser, settings_from
-from saccade.cli.serve import BUNDLED
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.ray.deploy_settings import DeploySettings
 from saccade.server.server_settings import ServerSettings
@@ -19,20 +18,16 @@ def new_parser(name: str) -> Parser:
         "model is ready. Deploying again replaces them one by one, without failing a request. --host and --port "
         "configure Ray Serve's proxies, unless they are already listening."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (DeploySettings, ServerSettings, EngineSettings, SchedulerSettings, MediaSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return model_parser(name, about, DeploySettings, ServerSettings, EngineSettings, SchedulerSettings, MediaSettings)
 
 
 def run(flags: Namespace) -> int:
     from saccade.ray.deploy_plan import DeployPlan, check_names
 
     check_names(flags.chosen - {"host", "port", "config", "model"})
-    own = {} if flags.words else BUNDLED
+    own = {} if flags.words else bundled.SERVED
     plan = DeployPlan(
-        model=chosen_model(flags.words) if flags.words else "",
+        model=flags.words[0] if flags.words else "",
         server=settings_from(flags, ServerSettings, own),
         engine=settings_from(flags, EngineSettings, own),
         limits=settings_from(flags, SchedulerSettings, own),

@@ -9,10 +9,9 @@ from rich.text import Text
 
 from saccade import __version__
 from saccade.cli.checks import Finding, Level, check_machine
-from saccade.cli.model import MODEL_WORD, bundled_model
+from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
-from saccade.errors import ConfigError
 from saccade.terminal import Output, print_json
 
 EXIT_BROKEN = 1
@@ -59,12 +58,7 @@ def _findings(words: list[str], settings: DoctorSettings) -> Iterator[Finding]:
     from saccade.cli.checks_model import check_model
 
     yield from check_machine(settings.host, settings.port)
-    try:
-        model = words[0] if words else str(bundled_model())
-    except ConfigError as error:
-        yield Finding("checkpoint", Level.NOTE, str(error), "saccade doctor MODEL")
-        return
-    yield from check_model(model, sample=settings.sample)
+    yield from check_model(chosen_model(words), sample=settings.sample)
 
 
 def _show(console: Console, finding: Finding) -> None:

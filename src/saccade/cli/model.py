@@ -6,19 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from saccade.bundled import LIMITS as BUNDLED_LIMITS
+from saccade import bundled
 from saccade.cli.aliases import add_aliases
 from saccade.cli.parser import Parser, settings_from
-from saccade.errors import ConfigError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 MODEL_WORD = "[MODEL]"
 
 
-def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
+def engine_parser(name: str, about: str, own: type[Any]) -> Parser:
     """The parser of a command that runs a model: its own settings, the engine's, and other engines' flags."""
+    return model_parser(name, about, own, EngineSettings, SchedulerSettings)
+
+
+def model_parser(name: str, about: str, *settings: type[Any]) -> Parser:
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for one in (*settings, EngineSettings, SchedulerSettings):
+    for one in settings:
         parser.add_settings(one)
     add_aliases(parser)
     return parser
@@ -26,21 +29,13 @@ def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
 
 def engine_settings(flags: Namespace) -> tuple[str, EngineSettings, SchedulerSettings]:
     """The named model, or the bundled one with its own limits, and the settings to run it with."""
-    own = {} if flags.words else BUNDLED_LIMITS
+    own = {} if flags.words else bundled.LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     return chosen_model(flags.words), engine, limits
 
 
 def chosen_model(words: Sequence[str]) -> str:
-    return words[0] if words else str(bundled_model())
-
-
-def bundled_model() -> Path:
-    try:
-        from saccade import bundled
-    except ImportError:
-        raise ConfigError("this installation has no bundled model; name a checkpoint folder or a hub id") from None
-    return bundled.path()
+    return words[0] if words else str(bundled.path())
 
 
 def found_path(word: str) -> Path | None:

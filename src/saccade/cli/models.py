@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.model import bundled_model
+from saccade import bundled
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
@@ -82,11 +82,8 @@ def local_models(download_dir: str = "") -> Iterator[LocalModel]:
     """Yields the bundled model, then those in the hub's cache by name."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
-    try:
-        folder = bundled_model()
-        yield described(BUNDLED, folder, sum(file.stat().st_size for file in folder.iterdir()))
-    except ConfigError:  # this installation has none
-        pass
+    folder = bundled.path()
+    yield described(BUNDLED, folder, sum(file.stat().st_size for file in folder.iterdir()))
     try:
         repositories = scan_cache_dir(download_dir or None).repos
     except (CacheNotFound, ValueError):  # nothing has been fetched yet, or the folder is a file

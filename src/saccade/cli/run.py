@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from saccade.bundled import LIMITS as BUNDLED_LIMITS
+from saccade import bundled
 from saccade.cli.aliases import add_aliases
 from saccade.cli.conversation import TerminalChat, history
-from saccade.cli.model import bundled_model, found_path, looks_like_model
+from saccade.cli.model import chosen_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
 from saccade.config import AnswerSettings, history_file
@@ -85,14 +85,14 @@ def _model_and_prompt(words: list[str], configured: str) -> tuple[str, str]:
     if len(words) == 2:
         return words[0], words[1]
     if words and words[0] != configured and not looks_like_model(words[0]):
-        return configured or str(bundled_model()), words[0]
+        return configured or chosen_model(()), words[0]
     piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
-    return (words[0] if words else str(bundled_model())), piped
+    return chosen_model(words), piped
 
 
 def _load(model: str, flags: Namespace) -> "LLM":
-    is_bundled = Path(model) == _bundled()
-    own: dict[str, Any] = dict(BUNDLED_LIMITS, max_num_seqs=1) if is_bundled else {}
+    is_bundled = Path(model) == bundled.path()
+    own = {**bundled.LIMITS, "max_num_seqs": 1} if is_bundled else {}
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     with Console(stderr=True).status(f"loading {'the bundled model' if is_bundled else model}"):
         from saccade import LLM  # imports torch: a second or two
@@ -101,13 +101,6 @@ def _load(model: str, flags: Namespace) -> "LLM":
         if found_path(model) is not None:
             limit_threads(model)
         return LLM(model, **asdict(engine), **asdict(limits))
-
-
-def _bundled() -> Path | None:
-    try:
-        return bundled_model()
-    except ConfigError:  # this installation has none
-        return None
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:

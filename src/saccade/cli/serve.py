@@ -3,9 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
-from saccade.bundled import LIMITS
-from saccade.cli.aliases import add_aliases, unknown_variables, variable_notes
-from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade import bundled
+from saccade.cli.aliases import unknown_variables, variable_notes
+from saccade.cli.model import chosen_model, model_parser
 from saccade.cli.parser import Parser, settings_from
 from saccade.client.spare import Spare
 from saccade.inputs.media.media_loader import MediaSettings
@@ -14,20 +14,15 @@ from saccade.terminal import warn
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 SETTINGS: tuple[type[Any], ...] = (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings)
-BUNDLED: dict[str, Any] = {**LIMITS, "served_model_name": ("saccade",)}
 
 
 def new_parser(name: str) -> Parser:
     about = "Serve a model: a checkpoint folder or a hub id. Without MODEL, serve the one that comes with the package."
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in SETTINGS:
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return model_parser(name, about, *SETTINGS)
 
 
 def run(flags: Namespace) -> int:
-    own = {} if flags.words else BUNDLED
+    own = {} if flags.words else bundled.SERVED
     server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
     limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
     model = chosen_model(flags.words)

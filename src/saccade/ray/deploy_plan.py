@@ -17,7 +17,6 @@ from saccade.server.lifecycle import Launch
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 
-BUNDLED: dict[str, Any] = {**bundled.LIMITS, "served_model_name": ("saccade",)}
 _PARTS = (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings, DeploySettings)
 # Settings that only a server without Ray has, and what replaces them here.
 _ELSEWHERE = {
@@ -72,7 +71,7 @@ def read_plan(given: Mapping[str, Any]) -> DeployPlan:
     model = str(values.pop("model", "") or "")
     check_names(values)
     known = _known()
-    values = {**({} if model else BUNDLED), **values}
+    values = {**({} if model else bundled.SERVED), **values}
     parts = [_read(part, {n: v for n, v in values.items() if known[n] is part}) for part in _PARTS]
     server, engine, limits, media, deploy = parts
     return DeployPlan(model=model, server=server, engine=engine, limits=limits, media=media, deploy=deploy)
