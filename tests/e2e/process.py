@@ -25,11 +25,12 @@ import json, sys
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.front_end import serve
+from saccade.server.lifecycle import Launch
 from saccade.server.server_settings import ServerSettings
 given = json.loads(sys.argv[1])
 server = {k: tuple(v) if isinstance(v, list) else v for k, v in given["server"].items()}
-sys.exit(serve(given["model"], ServerSettings(**server), EngineSettings(**given["engine"]),
-               SchedulerSettings(**given["limits"]), MediaSettings(**given["media"])))
+engine, limits = EngineSettings(**given["engine"]), SchedulerSettings(**given["limits"])
+sys.exit(serve(Launch(given["model"], engine, limits, MediaSettings(**given["media"])), ServerSettings(**server)))
 """
 ENGINE = {
     "device": "cpu",

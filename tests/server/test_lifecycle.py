@@ -10,7 +10,6 @@ import pytest
 
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError
-from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server import lifecycle
 from saccade.server.lifecycle import Launch, Stages, start
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -35,7 +34,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
 
 def test_a_template_file_is_used_and_changes_the_fingerprint(begun: list[EngineSettings], tmp_path: Path) -> None:
     folder, file = write_qwen(tmp_path / "model"), tmp_path / "other.jinja"
-    plan = Launch(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(folder))
     own = replace(plan, engine=EngineSettings(chat_template=str(file)))
 
     def opened(chosen: Launch) -> tuple[str, str]:
@@ -67,7 +66,7 @@ def test_files_that_answers_depend_on_change_the_fingerprint(
     name: str, change: dict[str, Any], begun: list[EngineSettings], tmp_path: Path
 ) -> None:
     folder = write_qwen(tmp_path / "model")
-    plan = Launch(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(folder))
 
     def fingerprint() -> str:
         service = service_for(None)
@@ -83,7 +82,7 @@ def test_tables_that_only_some_texts_need_are_built_at_startup(
     begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a large vocabulary that takes most of a second and blocks everything else."""
-    plan = Launch(str(write_qwen(tmp_path / "model")), EngineSettings(), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(write_qwen(tmp_path / "model")))
     engine = asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     tokenizer = engine.processor.tokenizer
     monkeypatch.setattr("saccade.inputs.text.tokenizer.tokenizers", None)
@@ -102,14 +101,14 @@ def test_a_revision_is_resolved_once_and_the_engine_gets_its_folder(
         return folder
 
     monkeypatch.setattr(lifecycle, "find_model", find)
-    plan = Launch("org/name", EngineSettings(revision="v2"), SchedulerSettings(), MediaSettings())
+    plan = Launch("org/name", EngineSettings(revision="v2"))
     asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert asked == [("org/name", "v2")] and [settings.revision for settings in begun] == [""]
 
 
 def test_a_missing_template_file_stops_the_start(begun: list[EngineSettings], tmp_path: Path) -> None:
     folder = write_qwen(tmp_path / "model")
-    plan = Launch(str(folder), EngineSettings(chat_template="gone.jinja"), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(folder), EngineSettings(chat_template="gone.jinja"))
     with pytest.raises(ConfigError, match=r"chat_template is gone\.jinja, which is not a file"):
         asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert not begun

@@ -10,11 +10,10 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server import front_end
 from saccade.server.lifecycle import Launch
 from saccade.server.server_settings import ServerSettings
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, decode_reply, encode
 from saccade.wire.tensor_parallel import ONE_RANK, AllReduceChoice, RankShare, TensorParallel
 from tests.server.fake import Caller, FakeEngine, service_for
@@ -118,7 +117,7 @@ def test_startup_prints_the_summary_of_the_ranks(engine: FakeEngine, monkeypatch
         return file.getvalue()
 
     monkeypatch.setattr(front_end, "start", start)
-    plan = Launch("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
+    plan = Launch("m")
     assert "rank" not in said() and "ready on" in said()
     engine.ready = structs.replace(engine.ready, ranks=TWO)
     assert TWO.summary() in said()

@@ -15,12 +15,10 @@ from saccade.client.back_off import MAX_TRIES, STEADY_S, BackOff
 from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
-from saccade.inputs.media.media_loader import MediaSettings
 from saccade.jobs import fair_threads
 from saccade.server import service
 from saccade.server.lifecycle import Launch, Stages, restart
 from saccade.server.service import ServerPhase
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, service_for
 
@@ -43,7 +41,7 @@ def test_restarts_stop_after_some_tries_in_a_row() -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Launch:
-    return Launch(str(write_qwen(tmp_path)), EngineSettings(), SchedulerSettings(), MediaSettings())
+    return Launch(str(write_qwen(tmp_path)))
 
 
 @pytest.mark.parametrize("num_failures", [0, 2, MAX_TRIES])

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from saccade.server.front_end import listeners, serve
-from saccade.server.lifecycle import Stages
+from saccade.server.lifecycle import Launch, Stages
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.messages import Stage
 from tests.server.fake import HANG_S
@@ -28,7 +28,7 @@ def _same_interpreter() -> object:
 def test_an_address_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert serve("m", ServerSettings(port=port)) == 2
+        assert serve(Launch("m"), ServerSettings(port=port)) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
@@ -66,7 +66,7 @@ def test_many_connections_are_accepted_within_a_few_turns_of_the_loop() -> None:
 def test_invalid_tls_files_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "pem").write_text("garbage")
     file = str(tmp_path / "pem")
-    assert serve("m", ServerSettings(port=0, ssl_keyfile=file, ssl_certfile=file)) == 2
+    assert serve(Launch("m"), ServerSettings(port=0, ssl_keyfile=file, ssl_certfile=file)) == 2
     said = capsys.readouterr().err
     assert "--ssl-certfile" in said and "Traceback" not in said
 
@@ -76,20 +76,20 @@ def test_the_unix_socket_of_another_server_is_not_removed(capsys: pytest.Capture
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
+        assert serve(Launch(str(tmp_path / "nothing")), ServerSettings(uds=str(path))) == 2
         assert "another server" in capsys.readouterr().err and path.is_socket()
-    assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
+    assert serve(Launch(str(tmp_path / "nothing")), ServerSettings(uds=str(path))) == 2
     assert "nothing" in capsys.readouterr().err and not path.exists(), "a stale socket is removed"
 
 
 def test_a_file_is_not_taken_for_a_socket(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    assert serve("m", ServerSettings(uds=str(tmp_path / "file"))) == 2
+    assert serve(Launch("m"), ServerSettings(uds=str(tmp_path / "file"))) == 2
     assert "--uds" in capsys.readouterr().err and (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_missing_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert serve(str(tmp_path / "nothing"), ServerSettings(port=0)) == 2
+    assert serve(Launch(str(tmp_path / "nothing")), ServerSettings(port=0)) == 2
     said = capsys.readouterr().err
     assert "nothing" in said and "Traceback" not in said and "ready on" not in said
 

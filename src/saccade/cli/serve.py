@@ -30,5 +30,6 @@ def run(flags: Namespace) -> int:
         warn(note)
     with Spare() as spare:  # starts before the server is imported, because the worker's imports take longer
         from saccade.server.front_end import serve
+        from saccade.server.lifecycle import Launch
 
-        return serve(model, server, engine, limits, media, spare)
+        return serve(Launch(model, engine, limits, media, spare), server)

@@ -16,10 +16,10 @@ OnProblem = Callable[[Exception], None]
 
 
 class Child:
-    """A worker and the socket to it."""
+    """A worker and the socket to it. A spare worker can be taken over once, so a restart gets a new one."""
 
     def __init__(self, spare: Spare | None = None) -> None:
-        worker = spare or Spare()
+        worker = Spare() if spare is None or spare.is_taken else spare
         self.process, self._link = worker.process, Link(worker.socket)
         worker.is_taken = True
 

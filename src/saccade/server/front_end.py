@@ -13,17 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 import uvicorn
 from rich.console import Console
 
 from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
-from saccade.client.spare import Spare
 from saccade.config import writable_folder
 from saccade.errors import ConfigError, SaccadeError
-from saccade.inputs.media.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http.http11 import BoundedProtocol
 from saccade.server.http.tls import TlsFiles
@@ -32,7 +30,6 @@ from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.sharing.freed_memory import FreedMemory
 from saccade.server.work_line import WorkLine
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after the last replies
@@ -45,19 +42,9 @@ _log = logging.getLogger(__name__)
 _LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
 
 
-def serve(
-    model: str,
-    server: ServerSettings | None = None,
-    engine: EngineSettings | None = None,
-    limits: SchedulerSettings | None = None,
-    media: MediaSettings | None = None,
-    spare: Spare | None = None,
-) -> int:
-    """Serves until a signal arrives and returns the exit code; a second signal skips the drain. `spare` is a worker
-    process that was started ahead of time."""
+def serve(plan: Launch, settings: ServerSettings) -> int:
+    """Serves until a signal arrives and returns the exit code; a second signal skips the drain."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    settings = server or ServerSettings()
-    plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
         if settings.profile_folder:
             writable_folder(settings.profile_folder, "--profile-folder")
@@ -87,7 +74,6 @@ class _Front:
         self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: ServedEngine | None = None
-        self._started = asyncio.Event()
         self._engine_died = False
 
     def config(self) -> uvicorn.Config:
@@ -120,17 +106,20 @@ class _Front:
         serving = asyncio.create_task(http.serve(sockets=listeners(listener)))
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
-        engine_ended = asyncio.create_task(self._watch_engine())
-        refreshing, reporting = asyncio.create_task(self._refresh_tls()), asyncio.create_task(self._report())
-        returning = asyncio.create_task(self._return_memory())
+        background: list[asyncio.Task[Any]] = [starting, stopped]
+        if self._tls is not None:
+            background.append(asyncio.create_task(self._tls.watch()))
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                engine_ended = asyncio.create_task(self._watch_engine())
+                background += [engine_ended, asyncio.create_task(FreedMemory(self._service.admission).run())]
+                if self._settings.log_stats:
+                    background.append(asyncio.create_task(WorkLine(self._service).run()))
                 await asyncio.wait({engine_ended, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             self._say("shutting down")
         finally:
-            background = (starting, stopped, engine_ended, refreshing, reporting, returning)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -151,7 +140,6 @@ class _Front:
             raise
         gc.collect()
         gc.freeze()  # scanning the long-lived objects would block the event loop for 0.1 s or more
-        self._started.set()
         if self._settings.data_parallel_size > 1:
             self._say(f"{self._settings.data_parallel_size} replicas; routing: {self._settings.routing}")
         if self._engine.ready.ranks.size > 1:
@@ -159,22 +147,8 @@ class _Front:
         total = self._service.time_to_ready_s or 0.0
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
 
-    async def _refresh_tls(self) -> None:
-        if self._tls is not None:
-            await self._tls.watch()
-
-    async def _report(self) -> None:
-        await self._started.wait()
-        if self._settings.log_stats:
-            await WorkLine(self._service).run()
-
-    async def _return_memory(self) -> None:
-        await self._started.wait()
-        await FreedMemory(self._service.admission).run()
-
     async def _watch_engine(self) -> None:
         """Returns `dead_engine_s` after the engine died for good, so that clients and probes can learn why."""
-        await self._started.wait()
         back_off, is_alive = BackOff(), True
         while is_alive:
             assert self._engine is not None, "the engine was started"

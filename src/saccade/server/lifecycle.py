@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -39,10 +39,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """A model and how to run it. `spare` is a worker process that was started ahead of time."""
+
     model: str
-    engine: EngineSettings
-    limits: SchedulerSettings
-    media: MediaSettings
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    limits: SchedulerSettings = field(default_factory=SchedulerSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
     spare: Spare | None = None
 
 
@@ -126,7 +128,7 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
     count, num_ready = server.data_parallel_size, 0
     devices = devices_of(plan.engine.device, count, plan.engine.tensor_parallel_size)
 
-    async def start_one(place: int, spares: list[Spare]) -> ServedEngine:
+    async def start_one(place: int) -> ServedEngine:
         nonlocal num_ready
         engine = await AsyncEngine.start(
             plan.model,
@@ -134,15 +136,14 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
             plan.limits,
             processor=processor,
             report=stages.note if place == 0 else lambda stage: None,
-            spare=spares.pop() if spares else None,  # a replica that restarts has none left
+            spare=plan.spare if place == 0 else None,
         )
         num_ready += 1
         if num_ready < count:
             stages.note(Stage("starting replicas", num_ready, count))
         return engine
 
-    spares = [[] if plan.spare is None or place else [plan.spare] for place in range(count)]
-    starts: list[StartOne] = [partial(start_one, place, spares[place]) for place in range(count)]
+    starts: list[StartOne] = [partial(start_one, place) for place in range(count)]
     if count == 1:
         return await starts[0]()
     return await Replicas.start(
@@ -155,7 +156,7 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
     while (delay_s := back_off.next_delay_s()) is not None:
         await asyncio.sleep(delay_s)
         try:
-            engine = await start(service, replace(plan, spare=None), stages)
+            engine = await start(service, plan, stages)
         except (SaccadeError, OSError) as error:
             _log.error("the engine could not be restarted: %s", error)
         else:
