@@ -16,8 +16,9 @@ from saccade.bench.serving.serving_loads import loads_path, loads_table, new_res
 from saccade.bench.serving.serving_loads_settings import LoadsSettings
 from saccade.bench.serving.serving_report import print_red, print_run
 from saccade.bench.serving.serving_results import as_data, comparison_table, load, save
-from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, run_variants
+from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, started
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
+from saccade.bench.serving.serving_stats import main_figures
 from saccade.bench.serving.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError, SaccadeError
 from saccade.terminal import check_file, print_table, write_file, write_json
@@ -43,7 +44,10 @@ def bench_serve(
     runs: list[ServingRun] = []
     try:
         if variants.is_used:
-            run_variants(plan, variants, shown, runs.append)
+            for name in variants.flags_by_name():
+                with started(variants, name, shown) as measure:
+                    runs.append(measure(plan))
+                    shown.tell(f"{runs[-1].name or 'finished'}: {main_figures(runs[-1].figures)}")
         else:
             runs.append(run_serving(plan, shown))
     finally:  # Ctrl-C, SIGTERM and errors, too, show what is finished

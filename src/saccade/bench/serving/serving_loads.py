@@ -3,19 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.serving.serving_against import Comparison, round_seed, run_against
 from saccade.bench.serving.serving_against_report import comparison_data
 from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_interval import Ratio
 from saccade.bench.serving.serving_results import COLOURS, RESULT_FLAGS, as_data
-from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
+from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, started
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import main_figures
 from saccade.terminal import write_json
@@ -77,16 +77,13 @@ def run_loads(
             if against.against:
                 _compare(result, against, shown)
             else:
-                _run(result, result.plan, shown)
+                _run(result, partial(run_serving, shown=shown), shown)
             save()
         return
-    for variant, flags in variants.flags_by_name().items():
-        shown.say(f"starting {variant or 'a server'} {flags}".rstrip())
-        with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
-            facts = {"serve_model": variants.serve_model, "serve_flags": flags, "time_to_ready_s": server.ready_s}
+    for name in variants.flags_by_name():
+        with started(variants, name, shown) as measure:
             for result in results:
-                own = replace(result.plan, target=replace(result.plan.target, base_url=server.url))
-                _run(result, own, shown, variant, **facts)
+                _run(result, measure, shown, name)
                 save()
 
 
@@ -95,13 +92,11 @@ def unfinished(results: Sequence[LoadResult]) -> list[str]:
     return [f"{one.name} ({server})" if server else one.name for one in results for server in one.left]
 
 
-def _run(result: LoadResult, plan: ServingPlan, shown: Shown, server: str = "", **facts: Any) -> None:
+def _run(result: LoadResult, measure: Callable[[ServingPlan], ServingRun], shown: Shown, server: str = "") -> None:
     shown.say(f"load: {result.name}")
-    made = run_serving(plan, shown, name=server)
-    made.environment.update(facts)
-    result.runs.append(made)
+    result.runs.append(measure(result.plan))
     result.left.remove(server)
-    _tell(result, made, shown)
+    _tell(result, result.runs[-1], shown)
 
 
 def _compare(result: LoadResult, against: AgainstSettings, shown: Shown) -> None:

@@ -24,7 +24,7 @@ from saccade.bench.load.workload import Wording, WorkloadPrompt, WorkloadRequest
 from saccade.bench.load.workload_text import WordList
 from saccade.bench.serving.serving_caches import CacheUse, cache_use
 from saccade.bench.serving.serving_settings import ServingPlan, VariantSettings, draw_seed
-from saccade.bench.serving.serving_stats import Figures, figures_of, main_figures, stage_figures
+from saccade.bench.serving.serving_stats import Figures, figures_of, stage_figures
 from saccade.bench.serving.serving_target import (
     Reading,
     TargetFacts,
@@ -224,18 +224,19 @@ def joined(passages: Sequence[Passage]) -> tuple[list[WorkloadRequest], list[Out
     return samples, outcomes, clock_s
 
 
-def run_variants(
-    plan: ServingPlan, variants: VariantSettings, shown: Shown, keep: Callable[[ServingRun], None]
-) -> None:
-    """Starts one server after the other, each alone on the machine, for the same requests. `keep` gets every run as
-    soon as it is finished."""
-    for name, flags in variants.flags_by_name().items():
-        shown.say(f"starting {name or 'a server'} {flags}".rstrip())
-        with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
+@contextmanager
+def started(variants: VariantSettings, name: str, shown: Shown) -> Iterator[Callable[[ServingPlan], ServingRun]]:
+    """Starts the server of a variant, alone on the machine, and yields what measures it."""
+    flags = variants.flags_by_name()[name]
+    shown.say(f"starting {name or 'a server'} {flags}".rstrip())
+    with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
+
+        def measure(plan: ServingPlan) -> ServingRun:
             made = run_serving(replace(plan, target=replace(plan.target, base_url=server.url)), shown, name=name)
             made.environment.update(serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s)
-            keep(made)
-            shown.tell(f"{made.name or 'finished'}: {main_figures(made.figures)}")
+            return made
+
+        yield measure
 
 
 def run_serving(plan: ServingPlan, shown: Shown, *, name: str = "") -> ServingRun:
