@@ -143,7 +143,7 @@ def test_a_start_reports_its_stages_and_the_graphs_it_captures(shared: Shared) -
     assert graphs and all(0 <= stage.done < stage.total and stage.detail for stage in graphs)
     loaded = [stage.done for stage in shared.stages if stage.name == "loading weights" and stage.total]
     assert len(loaded) > 10 and loaded == sorted(loaded) and loaded[-1] > 10**4
-    assert shared.engine.is_alive and shared.engine.limits.max_model_len == 400
+    assert shared.engine.is_alive and shared.engine.ready.limits.max_model_len == 400
     assert shared.engine.ready.kv_cache_tokens == 2048
 
 

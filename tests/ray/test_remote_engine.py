@@ -168,7 +168,7 @@ def test_a_front_end_takes_its_limits_from_a_replica_with_its_own_plan(
     monkeypatch.setattr(remote_engine, "POLL_S", 0.0)
     handle = Updating(Ready(SchedulerSettings(max_model_len=512), 16, 1))
     engine = asyncio.run(RemoteEngine.connect(handle, processor, b"new", 2))
-    assert engine.limits.max_model_len == 512 and handle.plans == [b"new"] * 4
+    assert engine.ready.limits.max_model_len == 512 and handle.plans == [b"new"] * 4
     monkeypatch.setattr(remote_engine, "MAX_POLLS", 3)
     with pytest.raises(EngineDeadError, match="no replica has the settings"):
         asyncio.run(RemoteEngine.connect(Updating(Ready(SchedulerSettings(), 16, 1)), processor, b"new", 2))

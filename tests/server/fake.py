@@ -38,8 +38,8 @@ class FakeEngine:
 
     def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
-        self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
-        self.ready = Ready(self.limits, kv_cache_tokens=1600, block_size=16)
+        limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
+        self.ready = Ready(limits, kv_cache_tokens=1600, block_size=16)
         self.is_alive, self.death, self.gpu_bytes, self.gpu_reserved_bytes = True, "", 0, 0
         self.grammar_jobs = JobStats()
         self.running: set[str] = set()

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pybase64
 import pytest
+from msgspec import structs
 from PIL import Image
 
 from saccade.inputs import decoding
@@ -176,7 +177,8 @@ def test_prompts_and_outputs_are_bounded_together(processor: Processor) -> None:
     error = error_of(asyncio.run(caller.post(COMPLETIONS, {"prompt": ["a"] * 7, "n": 3})), 400)
     assert error["param"] == "n" and "21 outputs" in error["message"] and "20" in error["message"]
     narrow = FakeEngine(processor)
-    narrow.limits = SchedulerSettings(max_model_len=512, max_num_seqs=2, max_queued_requests=3)
+    limits = SchedulerSettings(max_model_len=512, max_num_seqs=2, max_queued_requests=3)
+    narrow.ready = structs.replace(narrow.ready, limits=limits)
     caller = Caller(service_for(narrow))
     assert asyncio.run(caller.post(COMPLETIONS, {"prompt": ["a"] * 6})).status == 400, "at most five run and wait"
 
@@ -185,7 +187,7 @@ def test_admission_follows_the_engines_limits(processor: Processor) -> None:
     """On the command line max_num_seqs is 0; the engine picks 4 for this machine."""
     asked = SchedulerSettings(max_queued_requests=2)
     engine = FakeEngine(processor)
-    engine.limits = asked.resolved(is_cuda=False, max_position=512)
+    engine.ready = structs.replace(engine.ready, limits=asked.resolved(is_cuda=False, max_position=512))
     ended = asyncio.Event()
 
     async def wait(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:

@@ -103,11 +103,6 @@ class AsyncEngine:
         return self._ready.result()
 
     @property
-    def limits(self) -> SchedulerSettings:
-        """The requested limits, lowered to what the model allows."""
-        return self.ready.limits
-
-    @property
     def pid(self) -> int:
         return self._child.process.pid
 

@@ -14,9 +14,7 @@ from saccade.client.served import EngineReport, ServedEngine
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.processor import Processor
 from saccade.routing import Policy, Router, affinity_key, request_tokens
-from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
@@ -50,6 +48,7 @@ class Replicas:
     will be restarted."""
 
     is_replicated = True
+    death = ""
 
     def __init__(self, replicas: Sequence[_Replica], policy: Policy) -> None:
         self._replicas = {replica.name: replica for replica in replicas}
@@ -57,7 +56,7 @@ class Replicas:
         for name in self._replicas:
             self._router.join(name)
         engines = [replica.engine for replica in replicas if replica.engine is not None]
-        self._processor, self._ready = engines[0].processor, sum_of([engine.ready for engine in engines])
+        self.processor, self.ready = engines[0].processor, sum_of([engine.ready for engine in engines])
         self._running: dict[str, _Running] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_closing = False
@@ -80,25 +79,8 @@ class Replicas:
         return cls([_Replica(str(i), start, engine) for i, (start, engine) in pairs], new_policy(engines[0].ready))
 
     @property
-    def processor(self) -> Processor:
-        return self._processor
-
-    @property
-    def ready(self) -> Ready:
-        """What all engines offer together."""
-        return self._ready
-
-    @property
-    def limits(self) -> SchedulerSettings:
-        return self._ready.limits
-
-    @property
     def is_alive(self) -> bool:
         return not self._is_closing and not self._dead.done()
-
-    @property
-    def death(self) -> str:
-        return ""
 
     @property
     def degraded(self) -> list[str]:

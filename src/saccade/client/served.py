@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 from saccade.client.stream import Delta
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.trace_records import EngineTrace
@@ -31,8 +30,6 @@ class ServedEngine(Protocol):
     def processor(self) -> Processor: ...
     @property
     def ready(self) -> Ready: ...
-    @property
-    def limits(self) -> SchedulerSettings: ...
     @property
     def is_alive(self) -> bool: ...
     @property

@@ -21,7 +21,6 @@ from saccade.inputs.processor import Processor
 from saccade.ray.ray_messages import Question, Route, decode_reply, encode, error_of, flat
 from saccade.routing import affinity_key, request_tokens
 from saccade.wire import messages
-from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
@@ -58,11 +57,6 @@ class RemoteEngine:
             await asyncio.sleep(POLL_S)
             answers = await _all(handle, "ready", plan)
         raise EngineDeadError("no replica has the settings of this front end")
-
-    @property
-    def limits(self) -> SchedulerSettings:
-        """The limits with the maximum number of replicas."""
-        return self.ready.limits
 
     @property
     def degraded(self) -> list[str]:

@@ -119,7 +119,7 @@ async def open_service(service: Service, plan: Launch, found: PreparedModel, eng
     template = None if inputs.template is None else inputs.template.source
     config = await asyncio.to_thread(Config.read, found.folder / "config.json")
     media = (inputs.images, inputs.videos, inputs.placeholders)
-    configuration = repr((config.values, plan.engine, engine.limits, template, media, found.defaults))
+    configuration = repr((config.values, plan.engine, engine.ready.limits, template, media, found.defaults))
     service.open(engine, found.defaults, tool_style(template), configuration=configuration)
 
 

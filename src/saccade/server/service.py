@@ -137,12 +137,12 @@ class Service:
 
     @property
     def max_model_len(self) -> int:
-        return self.engine.limits.max_model_len
+        return self.engine.ready.limits.max_model_len
 
     @property
     def max_sequences(self) -> int:
         """Most outputs of one request: more than can run and wait together could never be accepted."""
-        return min(self.settings.max_prompts, _max_inside(self.engine.limits))
+        return min(self.settings.max_prompts, _max_inside(self.engine.ready.limits))
 
     def open(
         self,
@@ -156,8 +156,8 @@ class Service:
         is in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration.encode()).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
-        self.admission.max_inside = _max_inside(engine.limits)
-        self.admission.max_running = engine.limits.max_num_seqs
+        self.admission.max_inside = _max_inside(engine.ready.limits)
+        self.admission.max_running = engine.ready.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = self.time_to_ready_s or monotonic() - self.begun

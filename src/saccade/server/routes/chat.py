@@ -81,7 +81,7 @@ def chat_prompt(
 ) -> Prompt:
     """Images get the size that the request asks for, within the limits of the checkpoint and the encoder."""
     engine = service.engine
-    budget = engine.limits.encoder_budget_tokens
+    budget = engine.ready.limits.encoder_budget_tokens
     return engine.processor.chat(
         messages,
         tools=tools,

@@ -69,7 +69,7 @@ class EmbeddingRoute(PromptRoute[EmbeddingRequest]):
 
     def _chat(self, request: EmbeddingRequest, messages: list[Any], allowance: Allowance) -> Prompt:
         engine = self.service.engine
-        budget = engine.limits.encoder_budget_tokens
+        budget = engine.ready.limits.encoder_budget_tokens
         prompt = engine.processor.chat(
             messages,
             add_generation_prompt=bool(request.add_generation_prompt),

@@ -68,7 +68,7 @@ class RankingRoute(PromptRoute[R]):
 
     def prompts(self, request: R, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         engine, compared = self.service.engine, self.compared(request)
-        budget = engine.limits.encoder_budget_tokens
+        budget = engine.ready.limits.encoder_budget_tokens
         images = read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget)
         contents = [message["content"] for message in messages]
         found = []
