@@ -212,24 +212,3 @@ class GraphSettings:
         for name in ("exact_after", "exact_max_graphs", "exact_max_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerSettings:
-    """How `saccade run` answers."""
-
-    max_tokens: int = setting(256, "longest answer in tokens")
-    temperature: float = setting(0.0, "0 takes the likeliest token every time")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphBenchSettings:
-    """What `saccade bench graphs` measures."""
-
-    size: str = setting("auto", "model to make up: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
-    layers: int = setting(0, "number of layers; 0 takes the size's own")
-    tokens: tuple[int, ...] = setting(
-        (), "token counts, such as 64,406,4K; by default eight up to 4096 on a GPU, six up to 1024 elsewhere"
-    )
-    device: str = setting("auto", "cuda, cpu, or auto")
-    json: str = setting("", "file to write the figures to")

@@ -1,8 +1,7 @@
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -16,11 +15,6 @@ from saccade.errors import ConfigError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 
-class Colour(StrEnum):
-    RED = "red"
-    BLUE = "blue"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeSettings:
     """What a shape is like."""
@@ -32,9 +26,6 @@ class ShapeSettings:
     tags: tuple[Word, ...] = setting((), "words")
     files: tuple[str, ...] = setting((), "any text")
     sizes: tuple[int, ...] = setting((1, 2), "numbers")
-    colour: Colour = setting(Colour.RED, "its colour")  # noqa: RUF009
-    style: Literal["thick", "thin"] = setting("thin", "its line")
-    depth: int | None = setting(None, "or flat")
 
 
 def read(*words: str, **defaults: Any) -> ShapeSettings:
@@ -70,8 +61,8 @@ def test_without_flags_settings_are_their_defaults() -> None:
 
 def test_every_type_has_a_flag() -> None:
     found = read(
-        *("--num-sides", "8k", "--width=2.5", "--name", "a b", "--no-is-filled", "--colour", "blue"),
-        *("--style", "thick", "--depth", "3", "--tags", "a,b", "--tags", '["c,d"]', "--sizes", "1K", "--sizes", "3,4"),
+        *("--num-sides", "8k", "--width=2.5", "--name", "a b", "--no-is-filled"),
+        *("--tags", "a,b", "--tags", '["c,d"]', "--sizes", "1K", "--sizes", "3,4"),
     )
     assert found == ShapeSettings(
         num_sides=8000,
@@ -80,9 +71,6 @@ def test_every_type_has_a_flag() -> None:
         is_filled=False,
         tags=("a", "b", "c,d"),
         sizes=(1024, 3, 4),
-        colour=Colour.BLUE,
-        style="thick",
-        depth=3,
     )
 
 
@@ -139,7 +127,6 @@ def test_keys_names_and_files_keep_their_commas(tmp_path: Path) -> None:
         ("- 1", "settings are `name: value` lines"),
         ("a: [", "cannot be read as YAML"),
         ("a: " + "[" * 10**5, "is nested too deeply"),
-        ("colour: green", "'green' is not one of red, blue"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -174,7 +161,6 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--sides", "3"], "--num-sides?"),
         (["--zzz=1"], "unknown flag --zzz (see"),
         (["--width", "wide"], "'wide' is not a number"),
-        (["--style", "wavy"], "'wavy' is not one of thick, thin"),
         (["--num-sides"], "expected one argument"),
         (["stray"], "unexpected 'stray'"),
         (["--", "--num-sides"], "unexpected '--num-sides'"),

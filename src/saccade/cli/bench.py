@@ -9,7 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
-from saccade.bench.passes.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.passes.pass_settings import (
+    AllReduceBenchSettings,
+    GraphBenchSettings,
+    OfflineBenchSettings,
+    VisionBenchSettings,
+)
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_loads_settings import LoadsSettings
@@ -25,7 +30,7 @@ from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.signals import ended_by_sigterm
-from saccade.config import GraphBenchSettings, openai_api_key
+from saccade.config import openai_api_key
 from saccade.terminal import Output, check_file, check_plot, print_table, stages, write_json
 
 SERVE = "bench serve"

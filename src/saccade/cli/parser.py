@@ -205,4 +205,4 @@ def _metavar(kind: Any) -> str:
     names = {int: "N", float: "X", str: "TEXT"}
     if keeps_commas(kind):
         return "TEXT"
-    return names.get(kind, "A,B" if is_list(kind) else "WORD")
+    return names.get(kind, "A,B")

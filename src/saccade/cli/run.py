@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from saccade.cli.conversation import TerminalChat, history
 from saccade.cli.model import chosen_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
-from saccade.config import AnswerSettings, history_file
+from saccade.config import history_file, setting
 from saccade.errors import ConfigError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSettings:
+    """How `saccade run` answers."""
+
+    max_tokens: int = setting(256, "longest answer in tokens")
+    temperature: float = setting(0.0, "0 takes the likeliest token every time")
 
 
 class AnswerStoppedError(KeyboardInterrupt):

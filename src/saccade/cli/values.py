@@ -3,10 +3,10 @@
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from enum import Enum
 from fractions import Fraction
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
+
+from saccade.config import Word
 
 _SCALES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -28,29 +28,22 @@ def human_int(text: str) -> int:
 
 
 def reader_of(kind: Any) -> Reader:
-    kind = _plain(kind)
-    origin = get_origin(kind)
     if keeps_commas(kind):
         return _read_texts
-    if origin is tuple:
-        return lambda text: _read_list(text, reader_of(get_args(kind)[0]))
-    if origin is Literal:
-        return lambda text: _read_choice(text, {str(value): value for value in get_args(kind)})
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return lambda text: _read_choice(text, {str(member.value): member for member in kind})
+    if is_list(kind):
+        return lambda text: _read_list(text, reader_of(_item_of(kind)))
     known: dict[Any, Reader] = {bool: read_bool, int: human_int, float: _read_float, str: str}
     return known[kind]
 
 
 def read_value(kind: Any, value: Any) -> Any:
     """Reads a value of a config file. Strings are parsed like flags."""
-    kind = _plain(kind)
     if keeps_commas(kind) and isinstance(value, list):
         return tuple(_read_text(item) for item in value)
     if keeps_commas(kind):
         return (_read_text(value),)
     if is_list(kind) and isinstance(value, list):
-        return tuple(read_value(get_args(kind)[0], item) for item in value)
+        return tuple(read_value(_item_of(kind), item) for item in value)
     if kind is str and isinstance(value, dict | list):
         return json.dumps(value)
     if kind is str and isinstance(value, bool):  # YAML reads a bare on or off as a boolean
@@ -81,11 +74,10 @@ def shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _plain(kind: Any) -> Any:
-    """Strips `| None` and annotations from a type."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(part for part in get_args(kind) if part is not NoneType)
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+def _item_of(kind: Any) -> Any:
+    """The type of a list's items; a `Word` is a str."""
+    item = get_args(kind)[0]
+    return str if item == Word else item
 
 
 def _read_list(text: str, read: Reader) -> tuple[Any, ...]:
@@ -114,12 +106,6 @@ def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ArgumentTypeError(f"YAML reads this as {type(value).__name__}, not as text; put it in quotes")
     return value
-
-
-def _read_choice(text: str, choices: dict[str, Any]) -> Any:
-    if text not in choices:
-        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
-    return choices[text]
 
 
 def _read_float(text: str) -> float:

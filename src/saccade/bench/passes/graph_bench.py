@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from saccade.bench.passes.offline_bench import bench_state
-from saccade.bench.passes.pass_settings import OfflineBenchSettings
+from saccade.bench.passes.pass_settings import GraphBenchSettings, OfflineBenchSettings
 from saccade.bench.passes.timing import describe_model, latency_ms
-from saccade.config import GraphBenchSettings, GraphSettings, Mode
+from saccade.config import GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.execution.language import prefill_phase
 from saccade.execution.state import DeviceState

@@ -133,3 +133,16 @@ class AllReduceBenchSettings:
                 f"rows is {self.rows} and width {self.width}; give numbers of at least 1 (--rows, --width)"
             )
         check_not_negative(self, "rounds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphBenchSettings:
+    """What `saccade bench graphs` measures."""
+
+    size: str = setting("auto", "model to make up: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
+    layers: int = setting(0, "number of layers; 0 takes the size's own")
+    tokens: tuple[int, ...] = setting(
+        (), "token counts, such as 64,406,4K; by default eight up to 4096 on a GPU, six up to 1024 elsewhere"
+    )
+    device: str = setting("auto", "cuda, cpu, or auto")
+    json: str = setting("", "file to write the figures to")
