@@ -3,9 +3,8 @@
 import sys
 from argparse import Namespace
 
-from saccade import bundled
 from saccade.cli.model import model_parser
-from saccade.cli.parser import Parser, settings_from
+from saccade.cli.parser import Parser
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.ray.deploy_settings import DeploySettings
 from saccade.server.server_settings import ServerSettings
@@ -22,18 +21,10 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.ray.deploy_plan import DeployPlan, check_names
+    from saccade.ray.deploy_plan import read_plan
 
-    check_names(flags.chosen - {"host", "port", "config", "model"})
-    own = {} if flags.words else bundled.SERVED
-    plan = DeployPlan(
-        model=flags.words[0] if flags.words else "",
-        server=settings_from(flags, ServerSettings, own),
-        engine=settings_from(flags, EngineSettings, own),
-        limits=settings_from(flags, SchedulerSettings, own),
-        media=settings_from(flags, MediaSettings, own),
-        deploy=settings_from(flags, DeploySettings, own),
-    )
+    chosen = {name: getattr(flags, name) for name in flags.chosen - {"config"}}
+    plan = read_plan({**chosen, "model": "".join(flags.words)}, has_proxies=True)
     from saccade.ray.application import deploy
 
     where = deploy(plan)

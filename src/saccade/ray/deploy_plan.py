@@ -1,6 +1,6 @@
 """All settings of an application, read once from a plain mapping and sent to the replicas as msgpack."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -64,32 +64,28 @@ class DeployPlan(Struct, frozen=True, kw_only=True):
         return Launch(self.model or str(bundled.path()), self.engine, self.limits, self.media)
 
 
-def read_plan(given: Mapping[str, Any]) -> DeployPlan:
+def read_plan(given: Mapping[str, Any], *, has_proxies: bool = False) -> DeployPlan:
     """Reads `model` and the flags of `saccade serve` and `saccade deploy`, with - or _ in their names. Text is
-    converted to the setting's type, so that `serve run saccade.ray:app replicas=2` works."""
+    converted to the setting's type, so that `serve run saccade.ray:app replicas=2` works. With `has_proxies`, host and
+    port are those of Ray Serve's proxies."""
     values = {str(name).replace("-", "_"): value for name, value in given.items()}
     model = str(values.pop("model", "") or "")
-    check_names(values)
-    known = _known()
+    known = {field.name: part for part in _PARTS for field in fields(part)}
+    _check_names([name for name in values if not (has_proxies and name in ("host", "port"))], known)
     values = {**({} if model else bundled.SERVED), **values}
     parts = [_read(part, {n: v for n, v in values.items() if known[n] is part}) for part in _PARTS]
     server, engine, limits, media, deploy = parts
     return DeployPlan(model=model, server=server, engine=engine, limits=limits, media=media, deploy=deploy)
 
 
-def check_names(names: Iterable[str]) -> None:
+def _check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Raises for names that are not settings, or not settings of an application on a cluster."""
-    known = _known()
     for name in names:
         if name in _ELSEWHERE:
             raise ConfigError(f"{name} is not a setting on a Ray cluster: {_ELSEWHERE[name]}")
         if name not in known:
             near = get_close_matches(name, known, n=1)
             raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def _known() -> dict[str, type[Any]]:
-    return {field.name: part for part in _PARTS for field in fields(part)}
 
 
 def _read(part: type[Any], values: dict[str, Any]) -> Any:
