@@ -6,7 +6,7 @@ from typing import Any
 
 from saccade.server.requests.messages_protocol import CountTokensRequest, MessagesRequest, MessagesToolChoice, Thinking
 from saccade.server.requests.protocol import JsonSchema, ResponseFormat
-from saccade.server.requests.translated import ChatBuilder, TranslatedChat, shown, unsupported, wrong
+from saccade.server.requests.translated import ChatBuilder, TranslatedChat, same_fields, shown, unsupported, wrong
 
 NAMES = (
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
@@ -14,20 +14,6 @@ NAMES = (
     (r"stop(?![a-z_])", "stop_sequences"),
     (r"response_format.*", "output_config.format"),
     (r"continue_final_message", "messages"),
-)
-_SAME = (
-    "model",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stream",
-    "seed",
-    "ignore_eos",
-    "cache_salt",
-    "priority",
-    "timeout",
-    "mm_processor_kwargs",
 )
 _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
 
@@ -42,7 +28,7 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
     is_continued = bool(asked.messages) and asked.messages[-1]["role"] == "assistant"
     if is_continued and builder.messages[-1].get("tool_calls"):
         raise wrong("a tool_use must be followed by its tool_result", f"messages[{len(asked.messages) - 1}]")
-    fields: dict[str, Any] = {name: getattr(asked, name, None) for name in _SAME}
+    fields = same_fields(asked) | {"messages": builder.messages, "places": builder.places}
     fields |= _tool_fields(asked) | _thinking_fields(asked, has_reasoning=has_reasoning)
     if isinstance(asked, MessagesRequest):
         fields["stop"] = asked.stop_sequences
@@ -50,7 +36,7 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
         schema = JsonSchema(schema=asked.output_config.format.schema_)
         fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
     fields |= {"continue_final_message": is_continued, "add_generation_prompt": not is_continued}
-    return TranslatedChat(messages=builder.messages, places=builder.places, **fields)
+    return TranslatedChat(**fields)
 
 
 def _system(system: Any) -> str | list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import orjson
 
 from saccade.server.requests.protocol import JsonSchema, ResponseFormat
 from saccade.server.requests.responses_protocol import ResponsesRequest
-from saccade.server.requests.translated import ChatBuilder, TranslatedChat, shown, unsupported, wrong
+from saccade.server.requests.translated import ChatBuilder, TranslatedChat, same_fields, shown, unsupported, wrong
 from saccade.server.response_store import StoredConversation
 
 NAMES = (
@@ -14,22 +14,6 @@ NAMES = (
     (r"max_tokens", "max_output_tokens"),
     (r"response_format.*", "text.format"),
     (r"messages$", "input"),
-)
-_SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stream",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "parallel_tool_calls",
-    "cache_salt",
-    "priority",
-    "timeout",
-    "chat_template_kwargs",
-    "mm_processor_kwargs",
 )
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "assistant", "system", "developer")
@@ -56,12 +40,12 @@ def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: boo
         _add_item(builder, item, "input" if isinstance(asked.input, str) else f"input[{i}]")
     if not items or not builder.messages:
         raise wrong("it must have at least one message", "input")
-    fields: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
+    fields = same_fields(asked) | {"messages": builder.messages, "places": builder.places}
     fields |= _tool_fields(asked) | _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
     fields["reasoning_effort"] = asked.reasoning.effort if asked.reasoning is not None else None
     fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
-    return ResponsesChat(messages=builder.messages, places=builder.places, is_kept=is_kept, **fields)
+    return ResponsesChat(is_kept=is_kept, **fields)
 
 
 def input_items(asked: ResponsesRequest) -> list[Any]:

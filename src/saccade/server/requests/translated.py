@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.server.requests.protocol import ChatRequest
+from saccade.server.requests.protocol import ChatRequest, Wire
 
 Names = Sequence[tuple[str, str]]  # patterns of a chat request's fields, and what the client calls them
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -31,6 +31,12 @@ class ChatBuilder:
         self.places[at] = place
         self.places |= {f"{at}.content[{j}]": part for j, part in enumerate(parts)}
         self.messages.append(message)
+
+
+def same_fields(asked: Wire) -> dict[str, Any]:
+    """The fields that a chat request has, too. Those with another meaning must be set anew."""
+    shared = type(asked).model_fields.keys() & ChatRequest.model_fields.keys()
+    return {name: getattr(asked, name) for name in shared}
 
 
 def rename_error(error: RequestError, places: Mapping[str, str], names: Names) -> None:
