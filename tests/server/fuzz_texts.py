@@ -320,9 +320,9 @@ def _check_limits(text: str, random: Random) -> None:
 
 
 def _check_figures(found: LimitsFile) -> None:
-    if len({caller.key for caller in found.callers}) < len(found.callers):
-        raise FoundError(f"keys are not different: {found}")
-    for limits in (found.default, *(caller.limits for caller in found.callers)):
+    if set(found.keys.values()) != found.callers.keys():
+        raise FoundError(f"callers and their keys do not match: {found}")
+    for limits in (found.default, *found.callers.values()):
         if not (0 < limits.weight <= 1000 and 0 < limits.queue_share <= 1 and limits.max_requests >= 0):
             raise FoundError(f"{limits} passed")
 

@@ -12,7 +12,7 @@ from saccade.errors import CapacityError, ConfigError
 from saccade.server.http_errors import HttpError
 from saccade.server.sharing import admission, callers
 from saccade.server.sharing.admission import Admission
-from saccade.server.sharing.caller_limits import CallerLimits, LimitsFile, NamedCaller, read_limits
+from saccade.server.sharing.caller_limits import CallerLimits, LimitsFile, read_limits
 from saccade.server.sharing.callers import MANY, Caller, Callers
 from tests.server.fake import Answer, FakeEngine, service_for
 from tests.server.fake import Caller as Client
@@ -303,4 +303,4 @@ def test_named_callers_inherit_the_default(file: str) -> None:
     found = read_limits(file)
     assert found.default == CallerLimits(max_requests=2)
     batch = CallerLimits(max_requests=2, weight=0.5, tokens_per_minute=600)
-    assert found.callers[0] == NamedCaller("batch", "sk-batch", batch)
+    assert found.callers["batch"] == batch and found.keys["sk-batch"] == "batch"

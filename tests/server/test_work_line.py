@@ -1,8 +1,9 @@
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from saccade.server.service import Service
-from saccade.server.work_line import EVERY_S, WorkLine, WorkTotals, line_of
+from saccade.server.work_line import EVERY_S, WorkLine, line_of
 from saccade.wire.engine_metrics import SchedulerStats, sum_of
 from tests.server.fake import Caller, FakeEngine, service_for
 
@@ -14,7 +15,7 @@ def stats(**given: float) -> SchedulerStats:
 
 
 def test_a_line_shows_rates_load_and_shares() -> None:
-    done = WorkTotals(12_345, 500, looked_up=200, found=50, real_rows=90, padded_rows=10)
+    done = Counter(prompt_tokens=12_345, output_tokens=500, looked_up=200, found=50, real_rows=90, padded_rows=10)
     found = line_of(done, 10.0, stats(running=3, waiting=1, kv_usage=0.256, encoder_usage=0.5, encoder_queries=2), 4)
     assert found == (
         "1,234.5 prompt and 50.0 generated tokens/s, 3 running, 5 waiting, KV cache 26%, image cache 50%, "
@@ -23,14 +24,23 @@ def test_a_line_shows_rates_load_and_shares() -> None:
 
 
 def test_empty_figures_are_left_out() -> None:
-    found = line_of(WorkTotals(0, 10), 10.0, stats(running=1), 0)
+    found = line_of(Counter(output_tokens=10), 10.0, stats(running=1), 0)
     assert found == "0.0 prompt and 1.0 generated tokens/s, 1 running, 0 waiting, KV cache 0%"
 
 
 def test_several_engines_share_a_line() -> None:
     two = sum_of([stats(running=3, waiting=1, kv_usage=0.2), stats(running=1, kv_usage=0.4)])
     assert (two.running, two.waiting, round(two.kv_usage, 6)) == (4, 1, 0.3)
-    assert WorkTotals(output_tokens=5, found=2).since(WorkTotals(output_tokens=3, found=9)) == WorkTotals(0, 2)
+
+
+def test_an_engine_that_was_restarted_counts_from_zero(engine: FakeEngine) -> None:
+    service = service_for(engine)
+    said: list[str] = []
+    line = WorkLine(service, said.append)
+    line._told = Counter(real_rows=10**6, output_tokens=3)
+    service.metrics.note_tokens(output=33)
+    asyncio.run(line.note(EVERY_S))
+    assert said == ["0.0 prompt and 3.0 generated tokens/s, 0 running, 0 waiting, KV cache 0%"]
 
 
 def test_only_busy_seconds_count(engine: FakeEngine) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -17,29 +17,13 @@ ANSWER_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkTotals:
-    """Counters, summed over all engines."""
-
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    looked_up: int = 0
-    found: int = 0
-    real_rows: int = 0
-    padded_rows: int = 0
-
-    def since(self, before: "WorkTotals") -> "WorkTotals":
-        """At least 0 each: a restarted engine counts from 0 again."""
-        return WorkTotals(*(max(getattr(self, name) - getattr(before, name), 0) for name in self.__slots__))
-
-
 class WorkLine:
     """Counts the seconds in which the server had requests, and logs a line after every ten of them."""
 
     def __init__(self, service: Service, say: Callable[[str], None] = _log.info) -> None:
         self._service, self._say = service, say
         self._busy_s = 0.0
-        self._told = WorkTotals()
+        self._told = Counter[str]()
         self._tokens = (0, 0)
 
     async def run(self) -> None:
@@ -66,32 +50,34 @@ class WorkLine:
             return
         stats = [report.stats for report in reports.values()]
         totals, now = _totals(*tokens, stats), sum_of([one.scheduler for one in stats])
-        self._say(line_of(totals.since(self._told), self._busy_s, now, self._service.admission.pending))
+        done = totals - self._told  # never negative: a restarted engine counts from 0 again
+        self._say(line_of(done, self._busy_s, now, self._service.admission.pending))
         self._told, self._busy_s = totals, 0.0
 
 
-def line_of(done: WorkTotals, seconds: float, scheduler: SchedulerStats, num_pending: int) -> str:
+def line_of(done: Counter[str], seconds: float, scheduler: SchedulerStats, num_pending: int) -> str:
     parts = [
-        f"{done.prompt_tokens / seconds:,.1f} prompt and {done.output_tokens / seconds:,.1f} generated tokens/s",
+        f"{done['prompt_tokens'] / seconds:,.1f} prompt and {done['output_tokens'] / seconds:,.1f} generated tokens/s",
         f"{scheduler.running} running, {scheduler.waiting + num_pending} waiting",
         f"KV cache {scheduler.kv_usage:.0%}",
     ]
     if scheduler.encoder_queries:
         parts.append(f"image cache {scheduler.encoder_usage:.0%}")
-    if done.looked_up:
-        parts.append(f"prefix hits {done.found / done.looked_up:.0%}")
-    if done.real_rows:
-        parts.append(f"padding {done.padded_rows / (done.real_rows + done.padded_rows):.0%}")
+    if done["looked_up"]:
+        parts.append(f"prefix hits {done['found'] / done['looked_up']:.0%}")
+    if done["real_rows"]:
+        parts.append(f"padding {done['padded_rows'] / (done['real_rows'] + done['padded_rows']):.0%}")
     return ", ".join(parts)
 
 
-def _totals(prompt_tokens: int, output_tokens: int, stats: Sequence[StatsReply]) -> WorkTotals:
+def _totals(prompt_tokens: int, output_tokens: int, stats: Sequence[StatsReply]) -> Counter[str]:
+    """Summed over all engines."""
     phases: list[dict[str, Any]] = [phase for one in stats for phase in one.phases.values()]
-    return WorkTotals(
-        prompt_tokens,
-        output_tokens,
-        sum(one.scheduler.prefix_queried_tokens for one in stats),
-        sum(one.scheduler.prefix_hit_tokens for one in stats),
-        sum(phase["real_rows"] for phase in phases),
-        sum(phase["padded_rows"] for phase in phases),
+    return Counter(
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        looked_up=sum(one.scheduler.prefix_queried_tokens for one in stats),
+        found=sum(one.scheduler.prefix_hit_tokens for one in stats),
+        real_rows=sum(phase["real_rows"] for phase in phases),
+        padded_rows=sum(phase["padded_rows"] for phase in phases),
     )

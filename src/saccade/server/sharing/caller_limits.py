@@ -1,7 +1,7 @@
 """Limits of each caller, read from a YAML file (`--limits`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,12 @@ class CallerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedCaller:
-    name: str
-    key: str
-    limits: CallerLimits
-
-
-@dataclass(frozen=True, slots=True)
 class LimitsFile:
+    """`callers` has the limits of those with a name, `keys` the name for each of their keys."""
+
     default: CallerLimits = CallerLimits()
-    callers: tuple[NamedCaller, ...] = ()
+    callers: Mapping[str, CallerLimits] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_limits(path: str, *, allow_priority: bool = False) -> LimitsFile:
@@ -44,17 +40,18 @@ def read_limits(path: str, *, allow_priority: bool = False) -> LimitsFile:
         return LimitsFile(own)
     found = _table(_load(Path(path)), path, {"default", "callers"})
     default = _limits(_table(found.get("default"), f"{path}: default", _NAMES), f"{path}: default", own)
-    callers: dict[str, NamedCaller] = {}
+    callers: dict[str, CallerLimits] = {}
+    keys: dict[str, str] = {}
     for name, given in _table(found.get("callers"), f"{path}: callers").items():
         where = f"{path}: callers: {name}"
         entry = dict(_table(given, where, {"key", *_NAMES}))
         key = entry.pop("key", None)
         if not isinstance(key, str) or not key:
             raise ConfigError(f"{where}: key is missing; write the caller's API key as text, in quotes (--limits)")
-        if key in callers:
-            raise ConfigError(f"{where}: it has the key of {callers[key].name}; keys must differ (--limits)")
-        callers[key] = NamedCaller(str(name), key, _limits(entry, where, default))
-    return LimitsFile(default, tuple(callers.values()))
+        if key in keys:
+            raise ConfigError(f"{where}: it has the key of {keys[key]}; keys must differ (--limits)")
+        keys[key], callers[str(name)] = str(name), _limits(entry, where, default)
+    return LimitsFile(default, callers, keys)
 
 
 def _load(path: Path) -> Any:

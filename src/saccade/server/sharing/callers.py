@@ -58,11 +58,9 @@ class Caller:
 class Callers:
     def __init__(self, limits: LimitsFile, keys: tuple[str, ...]) -> None:
         """`keys` are API keys beyond those in the limits file."""
-        self._default = limits.default
-        self._limits = {named.name: named.limits for named in limits.callers}
+        self._limits = limits
         self._known: dict[str, Caller] = {}
-        self.keys = {**{named.key: named.name for named in limits.callers}}
-        self.keys |= {key: f"key {idx}" for idx, key in enumerate(keys) if key not in self.keys}
+        self.keys = limits.keys | {key: f"key {idx}" for idx, key in enumerate(keys) if key not in limits.keys}
 
     def find(self, key_name: str | None, address: str | None) -> Caller:
         """The caller with a key, or at an address."""
@@ -70,7 +68,7 @@ class Callers:
         if name not in self._known:
             if len(self._known) >= MANY:
                 self._known = {other: caller for other, caller in self._known.items() if not caller.is_forgettable}
-            self._known[name] = Caller(name, self._limits.get(name, self._default))
+            self._known[name] = Caller(name, self._limits.callers.get(name, self._limits.default))
         return self._known[name]
 
 
