@@ -3,6 +3,7 @@
 from collections import Counter
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from saccade.eval.results import EvalReport, TaskResult
@@ -66,7 +67,7 @@ def _cell(counts: Counter[tuple[str, str]], expected: str, said: list[str], is_r
 def _wrong_table(result: TaskResult) -> Table:
     table = Table("question", "expected", "said", title=f"{result.name}: some of the wrong answers")
     for answer in [answer for answer in result.answers if not answer.is_right][:MAX_WRONG]:
-        table.add_row(*(_plain(text) for text in (answer.question, answer.expected, answer.said)))
+        table.add_row(*(escape(text) for text in (answer.question, answer.expected, answer.said)))
     return table
 
 
@@ -82,10 +83,5 @@ def _print_differences(report: EvalReport, console: Console) -> None:
         return
     table = Table("task", "question", *report.results, title=f"{len(found)} of {total} answers differ")
     for difference in found[:MAX_DIFFERENCES]:
-        table.add_row(difference.task, _plain(difference.question), *map(_plain, difference.said.values()))
+        table.add_row(difference.task, escape(difference.question), *map(escape, difference.said.values()))
     print_table(console, table)
-
-
-def _plain(text: str) -> str:
-    """Escapes text from a model or file, so that rich does not read it as markup."""
-    return text.replace("[", "\\[")

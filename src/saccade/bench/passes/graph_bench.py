@@ -70,7 +70,8 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
         before = _used_bytes(device)
         runner = _runner(model, state, tokens, mode)
         runner.capture_buckets(lambda done, total, key: progress(f"capture {key}"))
-        held[mode.value] = (_used_bytes(device) - before) / MIB if device.type == "cuda" else _twin_mib(runner)
+        nbytes = runner.phase.arena.nbytes + sum(graph.nbytes for graph in runner.graphs)  # all that a CPU tells
+        held[mode.value] = (_used_bytes(device) - before if device.type == "cuda" else nbytes) / MIB
         lines.extend(_measure(runner, mode, progress))
         del runner
     lines.sort(key=lambda line: (line.tokens, ("eager", "piecewise", "full").index(line.way)))
@@ -120,7 +121,3 @@ def _used_bytes(device: torch.device) -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return total - free
-
-
-def _twin_mib(runner: GraphRunner) -> float:
-    return (runner.phase.arena.nbytes + sum(graph.nbytes for graph in runner.graphs)) / MIB

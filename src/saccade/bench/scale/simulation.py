@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B, StepTimes
+from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B
 from saccade.bench.scale.scale_replica import Replica, replica_limits
 from saccade.bench.scale.scale_settings import UNBOUNDED, ScaleSettings
 from saccade.bench.scale.scale_workload import Arrival, arrivals
@@ -96,13 +96,12 @@ class Simulation:
         settings: ScaleSettings,
         num_replicas: int,
         policy: str,
-        times: StepTimes = H200_QWEN3_VL_8B,
         policy_for: NewPolicy | None = None,
     ) -> None:
         """`policy_for` makes the policy of each router, instead of the named one."""
         limits = replica_limits(settings)
         self._settings, self._policy = settings, policy
-        self.replicas = {f"replica-{i}": Replica(limits, settings, times) for i in range(num_replicas)}
+        self.replicas = {f"replica-{i}": Replica(limits, settings, H200_QWEN3_VL_8B) for i in range(num_replicas)}
         make = policy_for or (lambda _: new_policy(policy, limits.max_num_batched_tokens))
         self._next_report = 0.0
         self._informed = [_Informed(make(i)) for i in range(settings.routers)]

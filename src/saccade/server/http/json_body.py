@@ -97,5 +97,5 @@ def _with_texts(value: Any, texts: dict[str, str]) -> Any:
     return value
 
 
-def json_reply(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
+def json_reply(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
