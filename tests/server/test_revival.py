@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -117,11 +118,11 @@ def test_a_stuck_queue_degrades_health(scripted: Scripted, monkeypatch: pytest.M
     asyncio.run(run())
 
 
-def test_other_owners_may_add_signs(engine: FakeEngine) -> None:
+def test_media_that_wait_long_degrade_health(engine: FakeEngine) -> None:
     made = service_for(engine)
-    made.signs.append(lambda: "all decoders are busy")
-    found = asyncio.run(Caller(made).get("/health"))
-    assert found.status == 200 and found.json == {"status": "degraded", "reasons": ["all decoders are busy"]}
+    made.media_pool = cast(Any, SimpleNamespace(pool=SimpleNamespace(oldest_s=service.SATURATED_S + 1)))
+    reasons = ["media wait 6 seconds to be decoded"]
+    assert asyncio.run(Caller(made).get("/health")).json == {"status": "degraded", "reasons": reasons}
 
 
 def test_a_silent_engine_with_work_is_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
-from collections.abc import Callable
 from enum import Enum
 from hashlib import sha256
 from time import monotonic, time
@@ -27,8 +26,6 @@ from saccade.server.sharing.workers import Workers
 from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
-
-Sign = Callable[[], str]  # returns what is saturated, or an empty string
 
 SATURATED_S = 5.0  # a queue is saturated if its first entry has waited longer
 ANY_MODEL = "auto"
@@ -66,7 +63,6 @@ class Service:
         self.workers = Workers(settings.preprocess_threads, num_media_requests=settings.max_pending_requests)
         self.media_pool: MediaPool | None = None
         self.responses = ResponseStore(settings.response_store_bytes)
-        self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
         self.tool_style: ToolStyle = "hermes"
         self._engine: ServedEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
@@ -104,25 +100,20 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        """What is wrong with a server that still works. `signs` are called every time; whoever owns a queue adds one,
-        which returns a sentence while the queue is saturated."""
+        """What is wrong with a server that still works: an engine, or a queue that is saturated."""
         found = [f"{self._revival}; it is being restarted"] if self._revival else []
         found += [] if self._engine is None else self._engine.degraded
-        return found + [text for sign in self.signs if (text := sign())]
+        if (wait_s := self.workers.oldest_s) > SATURATED_S:
+            found.append(f"requests wait {wait_s:.0f} seconds to be prepared")
+        if self.media_pool is not None and (wait_s := self.media_pool.pool.oldest_s) > SATURATED_S:
+            found.append(f"media wait {wait_s:.0f} seconds to be decoded")
+        return found
 
     @property
     def media_jobs(self) -> JobStats | None:
         if self.media_pool is None:
             return None
         return JobStats(waiting=self.media_pool.pool.num_waiting, killed=self.media_pool.pool.num_killed)
-
-    def _preparing_sign(self) -> str:
-        wait_s = self.workers.oldest_s
-        return f"requests wait {wait_s:.0f} seconds to be prepared" if wait_s > SATURATED_S else ""
-
-    def _decoding_sign(self) -> str:
-        wait_s = 0.0 if self.media_pool is None else self.media_pool.pool.oldest_s
-        return f"media wait {wait_s:.0f} seconds to be decoded" if wait_s > SATURATED_S else ""
 
     @property
     def death(self) -> str:
