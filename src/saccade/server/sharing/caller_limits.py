@@ -29,8 +29,8 @@ class LimitsFile:
     """`callers` has the limits of those with a name, `keys` the name for each of their keys."""
 
     default: CallerLimits = CallerLimits()
-    callers: Mapping[str, CallerLimits] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    callers: dict[str, CallerLimits] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 def read_limits(path: str, *, allow_priority: bool = False) -> LimitsFile:
