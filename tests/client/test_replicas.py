@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from random import randrange
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.processor import Processor
 from saccade.routing import ConsistentHashing, RoundRobin
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import USUAL, Terms
 from tests.inputs.folders import write_qwen
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for, two_words
 
@@ -37,12 +37,12 @@ class Mortal(FakeEngine):
         self.asked: list[str] = []  # ids of all requests received
 
     async def generate(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]:
         if self.refusal is not None:
             raise self.refusal
         self.asked.append(request_id)
-        async with aclosing(super().generate(request_id, prompt, params, **more)) as source:
+        async with aclosing(super().generate(request_id, prompt, params, terms)) as source:
             for gate in (self.may_begin, self.may_end):
                 await self._passed(gate)
                 yield await anext(source)

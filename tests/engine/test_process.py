@@ -34,7 +34,7 @@ from saccade.wire import link, messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import Turn
+from saccade.wire.turn import Terms, Turn
 from saccade.wire.update import FinishReason
 from tests.child_processes import gone
 from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
@@ -99,9 +99,9 @@ async def idle(engine: AsyncEngine) -> None:
 
 
 async def collect(
-    engine: AsyncEngine, request_id: str, prompt: Prompt, params: SamplingParams = GREEDY, **more: Any
+    engine: AsyncEngine, request_id: str, prompt: Prompt, params: SamplingParams = GREEDY, **terms: Any
 ) -> list[Delta]:
-    return [delta async for delta in engine.generate(request_id, prompt, params, **more)]
+    return [delta async for delta in engine.generate(request_id, prompt, params, Terms(**terms))]
 
 
 def token_ids(deltas: list[Delta], index: int = 0) -> list[int]:

@@ -33,7 +33,7 @@ from saccade.ray.ray_messages import (
 )
 from saccade.wire.messages import pack_prompt
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import Turn
+from saccade.wire.turn import Terms, Turn
 
 
 def test_without_settings_the_bundled_model_is_served_on_a_cpu() -> None:
@@ -84,7 +84,9 @@ def test_a_request_crosses_machines_with_its_pixels() -> None:
         plain.token_ids, plain.positions_3T, 7, media=(Media("image", pixels, plan, b"d" * 32),), is_continued=True
     )
     head, arrays = pack_prompt(prompt)
-    asked = Question("r", head, SamplingParams(max_tokens=3, stop=("x",)), Turn(1, "t", 2.0), 2.5, "salt", True)
+    asked = Question(
+        "r", head, SamplingParams(max_tokens=3, stop=("x",)), Terms(Turn(1, "t", 2.0), cache_salt="salt"), 2.5, True
+    )
     again = decode_question(encode(asked))
     assert again == asked
     found = prompt_of(again, flat(arrays))

@@ -21,6 +21,7 @@ from saccade.wire import messages
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import Terms
 from tests.inputs.folders import write_qwen
 
 PROMPT = text_prompt([1, 2, 3])
@@ -76,7 +77,7 @@ def answer(processor: Processor) -> Callable[..., list[str]]:
     def run(handle: Handle, **more: Any) -> list[str]:
         async def inside() -> list[str]:
             engine = RemoteEngine(handle, processor, Ready(SchedulerSettings(), 1, 1))
-            async with aclosing(engine.generate("mine", PROMPT, SamplingParams(max_tokens=4), **more)) as source:
+            async with aclosing(engine.generate("mine", PROMPT, SamplingParams(max_tokens=4), Terms(**more))) as source:
                 return [f"{delta.request_id} {delta.text}" async for delta in source]
 
         return asyncio.run(inside())

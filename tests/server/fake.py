@@ -21,6 +21,7 @@ from saccade.wire.engine_metrics import JobStats, SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import USUAL, Terms
 
 HANG_S = 120.0  # a longer wait is a hang, even on a busy machine
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
@@ -43,16 +44,16 @@ class FakeEngine:
         self.is_alive, self.death, self.gpu_bytes, self.gpu_reserved_bytes = True, "", 0, 0
         self.grammar_jobs = JobStats()
         self.running: set[str] = set()
-        self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
+        self.seen: list[tuple[Prompt, SamplingParams, Terms]] = []
         self.aborted: list[str] = []
         self.num_flushes = 0
         self.degraded: list[str] = []
         self.profiles: list[tuple[str, float]] = []
 
     async def generate(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]:
-        self.seen.append((prompt, params, more))
+        self.seen.append((prompt, params, terms))
         self.running.add(request_id)
         counts: dict[int, int] = {}
         try:

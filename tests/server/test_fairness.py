@@ -57,7 +57,7 @@ def test_keys_in_the_limits_file_are_api_keys(scripted: Scripted, file: str) -> 
         return [(await ask(client, key)).status for key in ("sk-batch", "sk-boss", "sk-other", "", "wrong")]
 
     assert asyncio.run(run()) == [200, 200, 200, 401, 401]
-    turns = [more["turn"] for _, _, more in engine.seen]
+    turns = [terms.turn for _, _, terms in engine.seen]
     assert [(turn.tenant, turn.weight) for turn in turns] == [("batch", 0.5), ("boss", 1.0), ("key 0", 1.0)]
 
 

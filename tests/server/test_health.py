@@ -43,9 +43,9 @@ def test_the_engine_is_asked_for_one_token(scripted: Scripted) -> None:
     caller, engine, service = scripted(one_token)
     found = asyncio.run(caller.get(PATH))
     assert (found.status, found.json) == (200, {"status": "ok"})
-    [(prompt, params, more)] = engine.seen
+    [(prompt, params, terms)] = engine.seen
     assert len(prompt) == 1 and (params.max_tokens, params.temperature, params.ignore_eos) == (1, 0, True)
-    assert more["turn"].priority < 0 and service.is_idle and not engine.running
+    assert terms.turn.priority < 0 and service.is_idle and not engine.running
 
 
 def test_an_engine_that_only_embeds_is_asked_for_a_vector(scripted: Scripted) -> None:

@@ -140,9 +140,9 @@ def test_requests_reach_the_engine_with_salt_priority_and_deadline(scripted: Scr
     caller, engine, _ = scripted(request_timeout_s=100.0, allow_priority=True)
     body = {"messages": HELLO, "cache_salt": "mine", "priority": -3, "timeout": 1e3}
     assert asyncio.run(caller.post(CHAT, body)).status == 200
-    [(_, params, more)] = engine.seen
-    assert more["cache_salt"] == "mine" and more["turn"].priority == -3 and params.temperature == 0.25
-    assert 0 < more["deadline"] - time.monotonic() <= 100, "the server's limit is smaller"
+    [(_, params, terms)] = engine.seen
+    assert terms.cache_salt == "mine" and terms.turn.priority == -3 and params.temperature == 0.25
+    assert 0 < terms.deadline - time.monotonic() <= 100, "the server's limit is smaller"
 
 
 def test_many_prompts_are_run_together_and_fail_together(scripted: Scripted) -> None:

@@ -24,7 +24,7 @@ from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.trace_records import MAX_REQUESTS, EngineTrace
-from saccade.wire.turn import NEXT, Turn
+from saccade.wire.turn import USUAL, Terms
 
 CLOSE_S = 5.0  # for a worker to exit when told to
 ASK_S = 5.0  # between two checks that the worker still answers
@@ -126,22 +126,14 @@ class AsyncEngine:
         return str(await asyncio.shield(self._dead))
 
     async def generate(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        turn: Turn = NEXT,
-        deadline: float | None = None,
-        cache_salt: str | None = None,
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]:
         """The outputs of a request, piece by piece. Closing the generator aborts the request. A refused request raises
-        the engine's RequestError or CapacityError; one that fails while running ends with finish reason "error".
-        `deadline` is a time of `time.monotonic`."""
+        the engine's RequestError or CapacityError; one that fails while running ends with finish reason "error"."""
         stream = self._open(request_id, prompt, params)
         try:
             head, arrays = messages.pack_prompt(prompt)
-            self._send(messages.Add(stream.serial, head, params, turn, deadline, cache_salt), arrays)
+            self._send(messages.Add(stream.serial, head, params, terms.turn, terms.deadline, terms.cache_salt), arrays)
             del prompt, head, arrays  # the worker has the pixels now
             while not stream.is_done:
                 for delta, stop in stream.read(await stream.receive()):

@@ -17,7 +17,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.routing import Policy, Router, affinity_key, request_tokens
 from saccade.wire.messages import Ready
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import NEXT, Turn
+from saccade.wire.turn import USUAL, Terms
 
 RETRY_AFTER_S = 5.0  # while no engine is up
 
@@ -102,20 +102,13 @@ class Replicas:
         return await asyncio.shield(self._dead)
 
     async def generate(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        turn: Turn = NEXT,
-        deadline: float | None = None,
-        cache_salt: str | None = None,
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]:
         """Like `AsyncEngine.generate`. If the engine is full or dies before the first delta, the request moves to
         another one, though only once after a death. After the first delta it ends with the EngineDeadError."""
         if request_id in self._running:
             raise RequestError(f"request {request_id!r} is still running; ids must be unique", param="request_id")
-        key, tokens = affinity_key(prompt, cache_salt), request_tokens(len(prompt), params)
+        key, tokens = affinity_key(prompt, terms.cache_salt), request_tokens(len(prompt), params)
         tried, num_deaths = dict[str, SaccadeError](), 0
         held: Prompt | None = prompt
         del prompt
@@ -127,7 +120,7 @@ class Replicas:
             assert engine is not None and held is not None, "the router has only living engines"
             self._running[request_id] = running = _Running(engine)
             try:
-                source = engine.generate(request_id, held, params, turn=turn, deadline=deadline, cache_salt=cache_salt)
+                source = engine.generate(request_id, held, params, terms)
                 async with aclosing(source):
                     async for delta in source:
                         held = None  # its pixels are no longer needed

@@ -10,7 +10,7 @@ from saccade.inputs.processor import Processor
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.trace_records import EngineTrace
-from saccade.wire.turn import NEXT, Turn
+from saccade.wire.turn import USUAL, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,7 @@ class ServedEngine(Protocol):
     async def wait_dead(self) -> str: ...
 
     def generate(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        turn: Turn = NEXT,
-        deadline: float | None = None,
-        cache_salt: str | None = None,
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]: ...
 
     def abort(self, request_id: str) -> None: ...

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import monotonic
 
+from msgspec.structs import replace
+
 from saccade.client.process import AsyncEngine
 from saccade.errors import EngineDeadError
 from saccade.ray.deploy_plan import decode_plan
@@ -33,14 +35,8 @@ class EngineReplica:
         self._num_requests += 1
         try:
             asked = decode_question(question)
-            source = self._engine.generate(
-                asked.request_id,
-                prompt_of(asked, arrays),
-                asked.params,
-                turn=asked.turn,
-                deadline=None if asked.seconds is None else monotonic() + asked.seconds,
-                cache_salt=asked.cache_salt,
-            )
+            terms = replace(asked.terms, deadline=None if asked.seconds is None else monotonic() + asked.seconds)
+            source = self._engine.generate(asked.request_id, prompt_of(asked, arrays), asked.params, terms)
             del arrays
             async with aclosing(source):
                 async for delta in source:

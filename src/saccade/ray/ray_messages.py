@@ -13,7 +13,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.wire import messages
 from saccade.wire.messages import PromptArrays
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import Turn
+from saccade.wire.turn import Terms
 
 
 class Route(NamedTuple):
@@ -26,14 +26,14 @@ class Route(NamedTuple):
 
 
 class Question(Struct, frozen=True, array_like=True):
-    """A request without its arrays. `seconds` is the time left until its deadline, as machines' clocks differ."""
+    """A request without its arrays. `seconds` is the time left until the deadline of its terms, as machines' clocks
+    differ."""
 
     request_id: str
     prompt: messages.PromptHead
     params: SamplingParams
-    turn: Turn
+    terms: Terms
     seconds: float | None
-    cache_salt: str | None
     is_continued: bool
 
 

@@ -23,7 +23,7 @@ from saccade.routing import affinity_key, request_tokens
 from saccade.wire import messages
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import NEXT, Turn
+from saccade.wire.turn import USUAL, Terms
 
 MAX_TRIES = 2
 RETRY_AFTER_S = 5.0
@@ -68,24 +68,17 @@ class RemoteEngine:
         return ""
 
     async def generate(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        turn: Turn = NEXT,
-        deadline: float | None = None,
-        cache_salt: str | None = None,
+        self, request_id: str, prompt: Prompt, params: SamplingParams, terms: Terms = USUAL
     ) -> AsyncGenerator[Delta, None]:
         """Like `AsyncEngine.generate`. If the replica is lost before the first delta, the request moves to another one,
         once. Closing the generator cancels the call and so aborts the request."""
-        route = Route(affinity_key(prompt, cache_salt), request_tokens(len(prompt), params), self._prefix)
+        route = Route(affinity_key(prompt, terms.cache_salt), request_tokens(len(prompt), params), self._prefix)
         head, arrays = messages.pack_prompt(prompt)
         arrays, is_continued = flat(arrays), prompt.is_continued
         del prompt
         for number in range(MAX_TRIES):
-            seconds = None if deadline is None else deadline - monotonic()
-            question = Question(f"{self._prefix}-{request_id}", head, params, turn, seconds, cache_salt, is_continued)
+            seconds = None if terms.deadline is None else terms.deadline - monotonic()
+            question = Question(f"{self._prefix}-{request_id}", head, params, terms, seconds, is_continued)
             # In a new context: within one HTTP request Ray Serve would give all calls the same id, and lose some.
             call = Context().run(self._streams.generate.remote, encode(question), arrays, route=tuple(route))
             has_begun, is_over = False, False

@@ -1,4 +1,4 @@
-"""A request's place in the queue."""
+"""A request's place among others."""
 
 from msgspec import Struct
 
@@ -12,3 +12,15 @@ class Turn(Struct, frozen=True):
 
 
 NEXT = Turn()
+
+
+class Terms(Struct, frozen=True):
+    """How a request shares the engine with others. `deadline` is a time of `time.monotonic`. Requests with different
+    salts share nothing in the caches."""
+
+    turn: Turn = NEXT
+    deadline: float | None = None
+    cache_salt: str | None = None
+
+
+USUAL = Terms()

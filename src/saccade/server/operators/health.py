@@ -15,7 +15,7 @@ from saccade.server.http.json_body import json_reply
 from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import Turn
+from saccade.wire.turn import Terms, Turn
 
 RECENT_S = 1.0  # no probe if an output is this recent
 LIMIT_S = 20.0
@@ -23,7 +23,7 @@ POLL_S = 0.05
 PROBE = "health_generate"
 TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 VECTOR = SamplingParams(max_tokens=0, pooling="last")
-FIRST = Turn(priority=-(2**31), tenant=PROBE)
+FIRST = Terms(Turn(priority=-(2**31), tenant=PROBE), cache_salt=PROBE)
 
 
 class HealthRoute:
@@ -61,7 +61,7 @@ class HealthRoute:
         service = self._service
         params = TOKEN if service.engine.ready.has_head else VECTOR
         with service.requests.inside(PreparedRequest(PROBE, monotonic(), {})) as engine_id:
-            source = service.engine.generate(engine_id, text_prompt([0]), params, turn=FIRST, cache_salt=PROBE)
+            source = service.engine.generate(engine_id, text_prompt([0]), params, FIRST)
             with suppress(CapacityError):  # then other requests wait for tokens, which count too
                 async with aclosing(source):
                     async for delta in source:

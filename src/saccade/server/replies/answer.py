@@ -91,14 +91,7 @@ class Answer:
         job = self._job
         prepared = PreparedRequest(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
         with self._service.requests.inside(prepared) as engine_id:
-            source = self._service.engine.generate(
-                engine_id,
-                prompt,
-                job.params,
-                turn=job.turn,
-                deadline=job.deadline,
-                cache_salt=job.cache_salt,
-            )
+            source = self._service.engine.generate(engine_id, prompt, job.params, job.terms)
             del prompt
             async with aclosing(source):
                 async for delta in source:

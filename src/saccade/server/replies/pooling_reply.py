@@ -29,7 +29,7 @@ class VectorReply(Reply):
         async for _ in self._chunks():
             pass
         return Response(
-            await self.service.workers.in_thread(self.job.turn.tenant, self._json), media_type="application/json"
+            await self.service.workers.in_thread(self.job.caller, self._json), media_type="application/json"
         )
 
     def found(self) -> list[NDArray[np.float32]]:

@@ -54,7 +54,7 @@ class Reply(ABC):
             pass
         params = self.job.params
         has_scores = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers to write
-        in_thread, caller = self.service.workers.in_thread, self.job.turn.tenant
+        in_thread, caller = self.service.workers.in_thread, self.job.caller
         body = await in_thread(caller, self._json) if has_scores else self._json()
         return Response(body, media_type="application/json")
 

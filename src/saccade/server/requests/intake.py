@@ -31,7 +31,7 @@ from saccade.server.service import Service
 from saccade.server.sharing.admission import Place
 from saccade.wire.grammar import check_grammar
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.turn import NEXT, Turn
+from saccade.wire.turn import Terms, Turn
 
 R = TypeVar("R", bound=Wire)
 
@@ -51,10 +51,8 @@ class RequestJob(Generic[R]):
     params: SamplingParams
     model: str
     public_id: str
+    terms: Terms
     prompts: tuple[Prompt, ...] = ()
-    deadline: float | None = None
-    cache_salt: str | None = None
-    turn: Turn = NEXT
     wants_timings: bool = False
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
@@ -63,6 +61,10 @@ class RequestJob(Generic[R]):
     has_media: bool = False  # fetched or not
     is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def caller(self) -> str:
+        return self.terms.turn.tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class PromptRoute(ABC, Generic[R]):
             return read
         job = self._begin(exchange, read, place)
         if not job.has_media:
-            if job.deadline is not None and monotonic() > job.deadline:
+            if job.terms.deadline is not None and monotonic() > job.terms.deadline:
                 raise too_late()
             with self._naming(read.request):
                 self._make_prompts(job, place)
@@ -222,9 +224,11 @@ class PromptRoute(ABC, Generic[R]):
             params,
             model,
             _given_id(request) or exchange.id,
-            deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
-            cache_salt=getattr(request, "cache_salt", None),
-            turn=_turn(exchange, getattr(request, "priority", None) or 0),
+            Terms(
+                _turn(exchange, getattr(request, "priority", None) or 0),
+                _deadline(self.service, exchange, getattr(request, "timeout", None)),
+                getattr(request, "cache_salt", None),
+            ),
             wants_timings=wants_timings,
             ignored=ignored,
             prompt_param=self.prompt_param,
@@ -234,7 +238,7 @@ class PromptRoute(ABC, Generic[R]):
     async def _prepare(self, job: RequestJob[R], place: Place) -> None:
         """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
-        left = None if job.deadline is None else max(job.deadline - begun, 0.0)
+        left = None if job.terms.deadline is None else max(job.terms.deadline - begun, 0.0)
         if job.has_media:
             place.prepare_media()
         try:

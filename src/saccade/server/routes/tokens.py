@@ -26,7 +26,7 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[TokenizeRequest]) -> Response:
         has_strings = bool(job.request.return_token_strs)
-        prompt, caller = job.prompts[0], job.turn.tenant
+        prompt, caller = job.prompts[0], job.caller
         return json_reply(await self.service.workers.in_thread(caller, self._tokens, prompt, has_strings=has_strings))
 
     def params(self, request: TokenizeRequest) -> SamplingParams:
@@ -57,7 +57,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[DetokenizeRequest]) -> Response:
         tokenizer = self.service.engine.processor.tokenizer
-        tokens, caller = job.request.tokens, job.turn.tenant
+        tokens, caller = job.request.tokens, job.caller
         text = await self.service.workers.in_thread(caller, tokenizer.decode, tokens, skip_special_tokens=False)
         return json_reply({"prompt": text})
 
@@ -84,7 +84,7 @@ class RenderRoute(ChatRoute):
     is_count = True
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
-        rendered = await self.service.workers.in_thread(job.turn.tenant, self._rendered, job.prompts[0])
+        rendered = await self.service.workers.in_thread(job.caller, self._rendered, job.prompts[0])
         return json_reply({"model": job.model, **rendered})
 
     def _rendered(self, prompt: Prompt) -> dict[str, Any]:
