@@ -10,6 +10,7 @@ from saccade.errors import ConfigError
 from saccade.execution.build import build_engine
 from saccade.inputs.processor import Processor
 from saccade.server.front_end import EXIT_CANNOT_START, serve
+from saccade.server.lifecycle import Launch
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
@@ -39,7 +40,7 @@ def test_a_server_refuses_a_folder_for_profiles_before_it_listens(
 ) -> None:
     (tmp_path / "file").touch()
     settings = ServerSettings(port=0, profile_folder=str(tmp_path / "file"))
-    assert serve(str(tmp_path), settings) == EXIT_CANNOT_START
+    assert serve(Launch(str(tmp_path)), settings) == EXIT_CANNOT_START
     told = capfd.readouterr().err
     assert f"{tmp_path / 'file'} is not a folder (--profile-folder)" in told and "listening" not in told
 

@@ -216,23 +216,24 @@ def test_many_jobs_at_once_each_get_their_own_result(pool: Pool) -> None:
     assert len(pool.pids()) <= 2 and pool.num_busy == pool.num_waiting == 0
 
 
+def spin_until(may_end: threading.Event, pool: Pool, caller: str = "") -> None:
+    """Runs a large job until its client leaves."""
+
+    def check_cancelled() -> None:
+        if may_end.is_set():
+            raise StopWorkError
+
+    limits = JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0)
+    with pytest.raises(StopWorkError):
+        pool.run(b"spin", (b"",), limits, cost_s=9.0, caller=caller, check_cancelled=check_cancelled)
+
+
 def test_small_jobs_do_not_wait_behind_large_ones() -> None:
     """A large job occupies one of two processes and others wait; small jobs overtake them all."""
     pool, order, has_left = Pool(ODD, 2), [], threading.Event()
 
     def large() -> None:
-        def check_cancelled() -> None:
-            if has_left.is_set():
-                raise StopWorkError
-
-        with pytest.raises(StopWorkError):
-            pool.run(
-                b"spin",
-                (b"",),
-                JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
-                cost_s=9.0,
-                check_cancelled=check_cancelled,
-            )
+        spin_until(has_left, pool)
         order.append("large")
 
     threads = [threading.Thread(target=large) for _ in range(4)]
@@ -257,27 +258,12 @@ def test_one_callers_large_jobs_do_not_delay_anothers() -> None:
     """While a large job runs, 40 more of its caller wait, then one of another caller, which is next."""
     pool, begun, may_end = Pool(ODD, 2), list[tuple[int, str]](), threading.Event()
 
-    def hold() -> None:
-        def check_cancelled() -> None:
-            if may_end.is_set():
-                raise StopWorkError
-
-        with pytest.raises(StopWorkError):
-            pool.run(
-                b"spin",
-                (b"",),
-                JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0),
-                cost_s=9.0,
-                caller="flood",
-                check_cancelled=check_cancelled,
-            )
-
     def ask_as(caller: str) -> None:
         """Notes when the job ran: the threads of two callers may come back in another order than their jobs."""
         output = pool.run(b"now", (b"",), LIMITS, cost_s=9.0, caller=caller)
         begun.append((int(output.words), caller))
 
-    threads = [threading.Thread(target=hold)]
+    threads = [threading.Thread(target=spin_until, args=(may_end, pool, "flood"))]
     threads += [threading.Thread(target=ask_as, args=(caller,)) for caller in ["flood"] * 40 + ["other"]]
     try:
         threads[0].start()

@@ -105,6 +105,7 @@ def serve_here(profile: str) -> int:
     """The front end, with a thread that prints its CPU clocks for every line it reads."""
     from saccade import bundled
     from saccade.server.front_end import serve
+    from saccade.server.lifecycle import Launch
     from saccade.server.server_settings import ServerSettings
     from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
@@ -121,7 +122,8 @@ def serve_here(profile: str) -> int:
     threading.Thread(target=tell, daemon=True).start()
     limits, profiler = SchedulerSettings(max_num_seqs=256), cProfile.Profile()
     with patch("saccade.client.spare.start_python", start), profiler if profile else nullcontext():
-        code = serve(str(bundled.path()), ServerSettings(port=0), EngineSettings(device="cpu"), limits)
+        plan = Launch(str(bundled.path()), EngineSettings(device="cpu"), limits)
+        code = serve(plan, ServerSettings(port=0))
     if profile:
         profiler.dump_stats(profile)
     return code

@@ -142,6 +142,7 @@ def test_requests_reach_the_engine_with_salt_priority_and_deadline(scripted: Scr
     assert asyncio.run(caller.post(CHAT, body)).status == 200
     [(_, params, terms)] = engine.seen
     assert terms.cache_salt == "mine" and terms.turn.priority == -3 and params.temperature == 0.25
+    assert terms.deadline is not None
     assert 0 < terms.deadline - time.monotonic() <= 100, "the server's limit is smaller"
 
 
