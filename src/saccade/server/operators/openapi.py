@@ -7,7 +7,6 @@ from pydantic.json_schema import models_json_schema
 
 from saccade import __version__
 from saccade.server.http.auth import ADMIN_PATHS, OPEN_PATHS
-from saccade.server.operators.openapi_examples import EXAMPLES
 from saccade.server.requests.messages_protocol import CountTokensRequest, MessagesRequest
 from saccade.server.requests.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from saccade.server.requests.protocol import (
@@ -23,23 +22,50 @@ from saccade.server.requests.protocol import (
 from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.wire.trace_records import MAX_TRACE_S
 
-POSTS: dict[str, tuple[type[Wire], str]] = {
-    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
-    "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation."),
-    "/v1/completions": (CompletionRequest, "Continue a text."),
-    "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
-    "/v1/messages": (MessagesRequest, "Answer a conversation (Anthropic's API)."),
-    "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
-    "/v1/embeddings": (EmbeddingRequest, "Embed texts, or a conversation with images."),
-    "/v1/score": (ScoreRequest, "Score how well texts match a query."),
-    "/score": (ScoreRequest, "The same, at another path."),
-    "/v1/rerank": (RerankRequest, "Rank documents by how well they match a query."),
-    "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
-    "/rerank": (RerankRequest, "The same, at another path."),
-    "/generate": (GenerateRequest, "Continue a text (SGLang's API)."),
-    "/tokenize": (TokenizeRequest, "Tokenize a text or a conversation."),
-    "/detokenize": (DetokenizeRequest, "Turn tokens into text."),
-    "/abort_request": (AbortRequest, "Abort a request."),
+# A red square of 16 x 16 pixels.
+PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGklEQVR42mO8IyfHQApgYiARjGoY1TB0NAAAjEsBOPY5fDQAAAAASUVORK5CYII="
+)
+_QUESTION = {"type": "text", "text": "What color is this?"}
+_ASKED = [{"role": "user", "content": [_QUESTION, {"type": "image_url", "image_url": {"url": PICTURE}}]}]
+_SAID: list[dict[str, Any]] = [{"role": "user", "content": "Hello!"}]
+_SCORED = {"text_1": "What color is the sky?", "text_2": ["The sky is blue.", "Fish swim."]}
+_RANKED = {"query": "What color is the sky?", "documents": ["Fish swim.", "The sky is blue."], "top_n": 1}
+# Each with an example, which /docs offers to try.
+POSTS: dict[str, tuple[type[Wire], str, dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation.", {"messages": _ASKED, "max_tokens": 32}),
+    "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation.", {"messages": _SAID}),
+    "/v1/completions": (CompletionRequest, "Continue a text.", {"prompt": "Once upon a time", "max_tokens": 16}),
+    "/v1/responses": (
+        ResponsesRequest,
+        "Answer a conversation of items.",
+        {"input": "Hello!", "max_output_tokens": 32},
+    ),
+    "/v1/messages": (
+        MessagesRequest,
+        "Answer a conversation (Anthropic's API).",
+        {"messages": _SAID, "max_tokens": 32},
+    ),
+    "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation.", {"messages": _SAID}),
+    "/v1/embeddings": (
+        EmbeddingRequest,
+        "Embed texts, or a conversation with images.",
+        {"input": ["A red square.", "A blue circle."]},
+    ),
+    "/v1/score": (ScoreRequest, "Score how well texts match a query.", _SCORED),
+    "/score": (ScoreRequest, "The same, at another path.", _SCORED),
+    "/v1/rerank": (RerankRequest, "Rank documents by how well they match a query.", _RANKED),
+    "/v2/rerank": (RerankRequest, "The same, at Cohere's path.", _RANKED),
+    "/rerank": (RerankRequest, "The same, at another path.", _RANKED),
+    "/generate": (
+        GenerateRequest,
+        "Continue a text (SGLang's API).",
+        {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}},
+    ),
+    "/tokenize": (TokenizeRequest, "Tokenize a text or a conversation.", {"prompt": "Hello!"}),
+    "/detokenize": (DetokenizeRequest, "Turn tokens into text.", {"tokens": [1, 2, 3]}),
+    "/abort_request": (AbortRequest, "Abort a request.", {"rid": "the-id-of-a-request"}),
 }
 GETS = {
     "/v1/models": "The model.",
@@ -75,12 +101,12 @@ _ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS)
 
 @cache
 def build_document() -> dict[str, Any]:
-    kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
+    kinds = sorted({kind for kind, _, _ in POSTS.values()}, key=lambda kind: kind.__name__)
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
     paths: dict[str, Any] = {}
-    for path, (kind, text) in POSTS.items():
+    for path, (kind, text, example) in POSTS.items():
         schema = {"$ref": _REFS.format(model=kind.__name__)}
-        body = {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLES[path]}}}
+        body = {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
         paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
     paths |= {path: {"post": _operation(path, text)} for path, text in ACTIONS.items()}
