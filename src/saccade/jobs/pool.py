@@ -82,10 +82,9 @@ class Pool:
         or a ProcessLostError."""
         process = self._take(_Waiting(caller, cost_s), check_cancelled)
         try:
-            output = process.run(words, data, limits, hold, check_cancelled)
+            return process.run(words, data, limits, hold, check_cancelled)
         finally:
             self._give_back(process)
-        return output
 
     @property
     def num_waiting(self) -> int:

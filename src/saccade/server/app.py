@@ -19,7 +19,7 @@ from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_m
 from saccade.server.operators.health import HealthRoute
 from saccade.server.operators.ops import OpsRoutes
 from saccade.server.operators.watching import WatchRoutes
-from saccade.server.page.page_files import PageRoutes
+from saccade.server.page import page_files
 from saccade.server.routes.chat import ChatRoute
 from saccade.server.routes.completions import CompletionRoute
 from saccade.server.routes.embeddings import EmbeddingRoute
@@ -96,7 +96,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops, watch, page = OpsRoutes(service), WatchRoutes(service), PageRoutes()
+    ops, watch = OpsRoutes(service), WatchRoutes(service)
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -128,9 +128,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/start_profile", watch.start_profile, methods=["POST"]),
         Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
-        Route("/docs", page.docs),
-        Route("/", page.index),
-        Route("/page/{name}", page.file),
+        Route("/docs", page_files.docs),
+        Route("/", page_files.index),
+        Route("/page/{name}", page_files.page_file),
     ]
 
 

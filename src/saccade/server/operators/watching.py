@@ -4,20 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.client.served import WatchedEngine
 from saccade.errors import RequestError
 from saccade.server.figures.trace_events import trace_document
+from saccade.server.http.json_body import json_reply
 from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
 from saccade.wire.trace_records import MAX_TRACE_S
 
 GRACE_S = 30.0  # for fetching a trace that has ended
 ANSWER_S = 60.0  # writing a profile takes long
-JSON = "application/json"
 
 
 class WatchRoutes:
@@ -39,8 +38,7 @@ class WatchRoutes:
                 prepared = requests.known()
         if found is None:
             raise HttpError(503, "the engine recorded nothing; try again", code="busy", retry_after_s=1.0)
-        text = await asyncio.to_thread(lambda: orjson.dumps(trace_document(found, prepared)))
-        return Response(text, media_type=JSON)
+        return await asyncio.to_thread(lambda: json_reply(trace_document(found, prepared)))
 
     async def start_profile(self, request: Request) -> Response:
         settings = self._service.settings
@@ -49,12 +47,12 @@ class WatchRoutes:
         async with _answered():
             await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
-        return Response(orjson.dumps(told), media_type=JSON)
+        return json_reply(told)
 
     async def stop_profile(self, request: Request) -> Response:
         async with _answered():
             file = await self._one().stop_profile()
-        return Response(orjson.dumps({"status": "stopped", "file": file}), media_type=JSON)
+        return json_reply({"status": "stopped", "file": file})
 
     def _one(self) -> WatchedEngine:
         engine = self._service.engine

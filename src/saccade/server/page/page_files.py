@@ -60,16 +60,17 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-class PageRoutes:
-    async def index(self, request: Request) -> Response:
-        return _reply(request, INDEX)
+async def index(request: Request) -> Response:
+    return _reply(request, INDEX)
 
-    async def docs(self, request: Request) -> Response:
-        """The page that shows /openapi.json."""
-        return _reply(request, DOCS)
 
-    async def file(self, request: Request) -> Response:
-        return _reply(request, request.path_params["name"])
+async def docs(request: Request) -> Response:
+    """The page that shows /openapi.json."""
+    return _reply(request, DOCS)
+
+
+async def page_file(request: Request) -> Response:
+    return _reply(request, request.path_params["name"])
 
 
 def _reply(request: Request, name: str) -> Response:
