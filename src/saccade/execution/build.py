@@ -21,7 +21,6 @@ from saccade.execution.rank_processes import OnDeath, RankProcesses
 from saccade.execution.ranks import (
     CALIBRATION_ROUNDS,
     RankedExecutor,
-    RankedShadow,
     check_ranks,
     describe_ranks,
     largest_passes,
@@ -183,7 +182,8 @@ def _finish(
         warm_up(engine)
     if settings.shadow:
         shadow: Shadow = engine.executor.execute(BeginShadow())
-        engine.idle.shadow = shadow if ranked is None else RankedShadow(shadow, ranked)
+        shadow.order_all = None if ranked is None else ranked.execute
+        engine.idle.shadow = shadow
     report(Stage("ready"))
     return engine
 

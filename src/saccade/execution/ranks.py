@@ -1,6 +1,6 @@
 """The ranks of a tensor-parallel engine: rank 0 starts and directs the others, and their results are compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -15,8 +15,6 @@ from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.logits import MAX_SCORED_ROWS
 from saccade.execution.rank_messages import OrderOutcome, describe
 from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
-from saccade.execution.shadow import Shadow
-from saccade.execution.shadow_verdict import Mismatch
 from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
@@ -25,7 +23,7 @@ from saccade.layers.layer import PLAIN, Placement
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.model_spec import ModelSpec
 from saccade.models.vlm import Model
-from saccade.scheduling.orders import ORDER_TYPES, CheckReplay, Orders
+from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 from saccade.wire.trace_records import TracedPass
@@ -69,34 +67,6 @@ class RankedExecutor:
         self._executor.require_device()
         if self._number:
             self._processes.settle(self._number)
-
-
-class RankedShadow:
-    """Shadow checks of several ranks: rank 0 chooses a record, and all ranks check it."""
-
-    def __init__(self, shadow: Shadow, executor: RankedExecutor) -> None:
-        self._shadow, self._executor = shadow, executor
-
-    @property
-    def has_records(self) -> bool:
-        return self._shadow.has_records
-
-    def check(self, should_stop: Callable[[], bool] = lambda: False) -> Mismatch | Exception | None:
-        """Stops only before the check begins, because the other ranks take part in it."""
-        chosen = self._shadow.choose(should_stop)
-        if chosen is None:
-            return None
-        try:
-            found: Mismatch | None = self._executor.execute(CheckReplay(*chosen))
-        except Exception as error:
-            return error
-        return found
-
-    def counts(self, phase: str) -> dict[str, int]:
-        return self._shadow.counts(phase)
-
-    def close(self) -> None:
-        self._shadow.close()
 
 
 def share_of(executor: DeviceExecutor) -> RankShare:
