@@ -67,7 +67,8 @@ class Built:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        self.engine.close()
+        if self.engine.grammars is not None:
+            self.engine.grammars.close()
         if self.engine.idle.shadow is not None:
             self.engine.idle.shadow.close()
         self.executor.checks = None  # they refer to each other, and the device's memory is freed with the executor
