@@ -105,11 +105,7 @@ class Processor:
         named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
         return cls(
             tokenizer,
-            template=ChatTemplate(
-                source, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags, named_tokens=named
-            )
-            if source
-            else None,
+            template=ChatTemplate(source, tokenizer.guarded, named_tokens=named) if source else None,
             images=read_image_settings(folder),
             videos=read_video_settings(folder),
             placeholders=placeholders,
@@ -182,8 +178,7 @@ class Processor:
 
     @cached_property
     def _ranking_template(self) -> ChatTemplate:
-        tokenizer = self.tokenizer
-        return ChatTemplate(PUBLISHED_TEMPLATE, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags)
+        return ChatTemplate(PUBLISHED_TEMPLATE, self.tokenizer.guarded)
 
     def _from_rendered(self, rendered: Rendered, images: ImageSettings | None, allowance: Allowance) -> Prompt:
         wanted = images or self.images
@@ -268,8 +263,9 @@ class Processor:
                 segments = expand_text(rendered.segments, [item.plan for item in media], settings)
                 return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
 
+            decoder = MediaDecoder(self.images, self.limits, self.pool)
             with EarlyPrompt(place, sized, allowance) as early:
-                prompt = early.finish(self._decode_all(sized, allowance, param))
+                prompt = early.finish(decoder.decode_all(sized, allowance, param))
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
@@ -279,11 +275,6 @@ class Processor:
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         allowance.hold(needed_bytes(sized))
-
-    def _decode_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
-        if self.images is None:  # then there are no media: see `_check_supported`
-            return []
-        return MediaDecoder(self.images, self.limits, self.pool).decode_all(sized, allowance, param)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:
