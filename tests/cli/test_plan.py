@@ -155,6 +155,11 @@ def test_memory_is_kept_for_vision_passes_without_a_graph(
     assert bool(plan_memory(draw(few_layers, settings, SchedulerSettings())).eager_vision) == is_kept
 
 
+def test_memory_is_kept_for_images_larger_than_the_encoders_budget(few_layers: Path) -> None:
+    settings, limits = EngineSettings(graphs="vision=capacity"), SchedulerSettings(encoder_budget_tokens=64)
+    assert plan_memory(draw(few_layers, settings, limits)).eager_vision > 0
+
+
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=piecewise"])
 def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> None:
     engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)
