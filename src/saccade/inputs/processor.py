@@ -15,7 +15,7 @@ from PIL import Image
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.decoding import MediaDecoder
-from saccade.inputs.early_prompt import EarlyPrompt
+from saccade.inputs.early_prompt import early_prompt
 from saccade.inputs.measuring import (
     Sized,
     check_messages,
@@ -44,7 +44,7 @@ from saccade.inputs.placeholders import (
     text_prompt,
 )
 from saccade.inputs.positions import Ints
-from saccade.inputs.sizing import at_detail, read_details
+from saccade.inputs.sizing import at_details
 from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.text.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.text.generation import config_eos_ids
@@ -182,8 +182,7 @@ class Processor:
 
     def _from_rendered(self, rendered: Rendered, images: ImageSettings | None, allowance: Allowance) -> Prompt:
         wanted = images or self.images
-        details = read_details(rendered.media)
-        sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
+        sizes = at_details(wanted, rendered.media)
         return self._finish(rendered, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
 
     def ended(self, prompt: Prompt, *, allowance: Allowance = ANYTHING, param: str = "prompt") -> Prompt:
@@ -264,8 +263,7 @@ class Processor:
                 return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
 
             decoder = MediaDecoder(self.images, self.limits, self.pool)
-            with EarlyPrompt(place, sized, allowance) as early:
-                prompt = early.finish(decoder.decode_all(sized, allowance, param))
+            prompt = early_prompt(place, sized, allowance, lambda: decoder.decode_all(sized, allowance, param))
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
