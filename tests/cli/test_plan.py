@@ -16,6 +16,7 @@ from saccade.inputs.processor import Processor
 from saccade.layers.parallel import Groups
 from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import StartEngine
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -238,8 +239,8 @@ def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny, mode: str) -> Non
     limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
     plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
     for rank, plan in enumerate(plans):
-        groups = Groups.imagined(rank, 2)
-        executor, _ = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
+        start = StartEngine(str(made.folder), settings, limits)
+        executor, _ = build_executor(start, torch.device("cpu"), Groups.imagined(rank, 2))
         state = executor.state
         assert plan.weights == state.model.parameter_bytes()
         homes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _weights(state.model)}
