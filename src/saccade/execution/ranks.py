@@ -1,13 +1,10 @@
 """The ranks of a tensor-parallel engine: rank 0 starts and directs the others, and their results are compared."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from torch import Tensor
 
 from saccade.config import allows_shared_gpu
 from saccade.errors import ConfigError, GraphError
@@ -15,6 +12,7 @@ from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.logits import MAX_SCORED_ROWS
 from saccade.execution.rank_messages import OrderOutcome, describe
 from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
+from saccade.execution.shadow_file import digest_of
 from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
@@ -136,7 +134,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
     if groups.language.size == 1:
         return
     for runner in executor.phases:
-        found = groups.language.gather(_digest(executor, runner))
+        found = groups.language.gather(_digest(runner).encode())
         other = next((rank for rank, digest in enumerate(found) if digest != found[0]), 0)
         if other:
             raise GraphError(
@@ -145,16 +143,8 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
             )
 
 
-def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
+def _digest(runner: GraphRunner) -> str:
     """Digest of the outputs and written state of the smallest bucket's example."""
-    phase = runner.phase
-    values = runner.example_values(runner.catalogue.shape.ordered[0])
+    phase, values = runner.phase, runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)
-    found = sha256()
-
-    def note(outputs: "dict[str, Tensor]") -> None:
-        for tensor in (*outputs.values(), *phase.written(values).values()):
-            found.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).tobytes())
-
-    runner.run(values, note)  # type: ignore[arg-type]
-    return found.digest()
+    return runner.run(values, lambda outputs: digest_of({**outputs, **phase.written(values)}))
