@@ -16,6 +16,7 @@ from saccade.inputs.processor import Processor
 from saccade.layers.parallel import Groups
 from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import StartEngine
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -155,6 +156,11 @@ def test_memory_is_kept_for_vision_passes_without_a_graph(
     assert bool(plan_memory(draw(few_layers, settings, SchedulerSettings())).eager_vision) == is_kept
 
 
+def test_memory_is_kept_for_images_larger_than_the_encoders_budget(few_layers: Path) -> None:
+    settings, limits = EngineSettings(graphs="vision=capacity"), SchedulerSettings(encoder_budget_tokens=64)
+    assert plan_memory(draw(few_layers, settings, limits)).eager_vision > 0
+
+
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=piecewise"])
 def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> None:
     engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)
@@ -233,8 +239,8 @@ def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny, mode: str) -> Non
     limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
     plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
     for rank, plan in enumerate(plans):
-        groups = Groups.imagined(rank, 2)
-        executor, _ = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
+        start = StartEngine(str(made.folder), settings, limits)
+        executor, _ = build_executor(start, torch.device("cpu"), Groups.imagined(rank, 2))
         state = executor.state
         assert plan.weights == state.model.parameter_bytes()
         homes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _weights(state.model)}

@@ -46,7 +46,7 @@ def chunk(rng: np.random.Generator, name: str, who: LiveRequest) -> Chunk:
     count = int(rng.integers(1, len(who.prompt) + 10 - start))
     media: tuple[MediaRows, ...] = ()
     if count > 4:
-        media = (MediaRows(start + 1, 3, 0, int(rng.integers(0, 4)), (7, 5, 9)),)
+        media = (MediaRows(start + 1, 3, int(rng.integers(0, 4)), (7, 5, 9)),)
     return Chunk(name, start, count, blocks, media)
 
 

@@ -396,7 +396,7 @@ class Commands:
 
 def test_a_deadline_can_pass_while_a_grammar_is_compiled(loaded: Load) -> None:
     engine, told = make_engine(loaded), list[Any]()
-    assert engine._grammars is not None
+    assert engine.grammars is not None
     head, arrays = pack_prompt(prompts_for(loaded, ["r"])["r"])
     params = SamplingParams(grammar=Grammar("regex", "a{5}"), max_tokens=20, n=2)
     frames = [array.tobytes() for array in arrays]
@@ -410,7 +410,7 @@ def test_a_deadline_can_pass_while_a_grammar_is_compiled(loaded: Load) -> None:
             commands._left.append([encode(Close())])
 
     commands = Commands([[late, *frames], [early, *frames]])
-    with occupied(engine._grammars):
+    with occupied(engine.grammars):
         Worker(engine, cast(Any, commands), tell).run()
     news = [one for reply in told if isinstance(reply, Updates) for one in reply.news]
     ends = {(one.serial, one.index): one.finish.reason for one in news if one.finish is not None}

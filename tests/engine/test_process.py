@@ -26,8 +26,9 @@ from saccade.config import BYTECODE_FOLDER, NO_BYTECODE, worker_environment
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
 from saccade.execution import worker
 from saccade.execution.build import build_engine
-from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.positions import FeatureRows
 from saccade.inputs.processor import Processor
 from saccade.processes import EXIT_ORPHANED
 from saccade.wire import link, messages
@@ -476,10 +477,7 @@ def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     video = Media("video", rng.integers(0, 256, (2, 9, 7, 3)).astype(np.uint8), plan, rng.bytes(32))
     wide = rng.integers(0, 256, (6, 10, 3)).astype(np.uint8)
     image = Media("image", wide[:, ::2], ImagePlan((8, 8), (1, 2, 2), 4, 1), rng.bytes(32))
-    spans = (
-        MediaSpan(0, "video", 1, 1, 0, video.digest, (1, 2, 2)),
-        MediaSpan(1, "image", 3, 1, 0, image.digest, (1, 2, 2)),
-    )
+    spans = FeatureRows(1, (1, 1, 1), 0.5), FeatureRows(3, (1, 1, 1), media_idx=1)
     ints = [rng.integers(0, 2**31 - 1, shape).astype(np.int32) for shape in ((5,), (3, 5), (5,))]
     sent = Prompt(ints[0], ints[1], -3, ints[2], (video, image), spans)
     head, arrays = messages.pack_prompt(sent)

@@ -195,11 +195,11 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     def note(stage: Stage) -> None:
         stages.append(stage.name)
 
-    def start(how: EngineSettings) -> None:
+    def start(how: EngineSettings) -> DeviceExecutor:
         folder = Path(made.folder)
-        build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=note)
+        return build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=note).executor
 
-    start(settings)
+    executor = start(settings)
     assert "verifying graphs" in stages and stages[-1] == "ready"
     stages.clear()
     start(replace(settings, verify="off"))
@@ -211,13 +211,11 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
             start(settings)
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["it froze 7"])
     with pytest.raises(GraphError, match=r"the audit of graph \[vision/.* found \d+ faults: it froze 7. Not serving"):
-        start(settings)
+        check_graphs(executor)
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["perhaps it did"])
-    start(settings)
-    assert stages[-1] == "ready", "a doubt is reported, but does not stop a server"
+    assert check_graphs(executor).is_right, "a doubt is reported, but does not stop a server"
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", unreadable)
-    start(settings)
-    assert stages[-1] == "ready", "an old driver that cannot list nodes does not stop a server"
+    assert check_graphs(executor).is_right, "an old driver that cannot list nodes does not stop a server"
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")
 

@@ -28,6 +28,7 @@ from saccade.scheduling.buckets import PART_UNITS
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import StartEngine
 from tests.engine.wrong_graphs import spoil_outputs
 
 BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine does
@@ -103,7 +104,7 @@ def build(order: Build, groups: Groups = ONE_RANK) -> tuple[DeviceExecutor, Reso
         tensor_parallel_size=groups.language.size,
     )
     with patch.object(sizes, "ExecutorSettings", partial(ExecutorSettings, part_units=order.part_units)):
-        return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
+        return build_executor(StartEngine(order.folder, settings, LIMITS), CPU, groups)
 
 
 def spoil(order: Spoil, executor: DeviceExecutor | None, rank: int) -> None:

@@ -32,6 +32,7 @@ from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import Encode
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import StartEngine
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.rig import executor_of, run
 from tests.models.markers import END, IMAGE, START, VIDEO
@@ -73,7 +74,7 @@ def checkpoint(name: str) -> Iterator[Path]:
 
 def engine_of(folder: Path, settings: EngineSettings, groups: Groups) -> Engine:
     settings = replace(settings, tensor_parallel_size=groups.language.size)
-    executor, resolved = build_executor(folder, settings, LIMITS, device=CPU, groups=groups)
+    executor, resolved = build_executor(StartEngine(str(folder), settings, LIMITS), CPU, groups)
     return new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
 
 
@@ -193,7 +194,7 @@ def check_large(groups: Groups) -> None:
         found = []
         for ranks in (ALONE, groups):
             own = replace(settings, tensor_parallel_size=ranks.language.size)
-            executor, resolved = build_executor(folder, own, limits, device=CPU, groups=ranks)
+            executor, resolved = build_executor(StartEngine(str(folder), own, limits), CPU, ranks)
             engine = new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
             found.append(answers(engine, asked))
             assert executor.vision is not None

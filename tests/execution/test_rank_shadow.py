@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.choice.key import Reason
-from saccade.execution.ranks import RankedExecutor, RankedShadow
+from saccade.execution.ranks import RankedExecutor
 from saccade.execution.shadow_file import SUFFIX, Replayed, file_of_rank, read_file
 from saccade.graphs import AuditReport, VerifyReport
 from saccade.inputs.placeholders import text_prompt
@@ -51,7 +51,8 @@ def engine(two: Ranks, made: tiny.Tiny, encoder_mode: str, tmp_path: Path) -> En
 
 def begin_shadow(engine: Engine) -> None:
     assert isinstance(engine.executor, RankedExecutor)
-    engine.idle.shadow = RankedShadow(engine.executor.execute(BeginShadow()), engine.executor)
+    engine.idle.shadow = shadow = engine.executor.execute(BeginShadow())
+    shadow.order_all = engine.executor.execute
 
 
 def ask(engine: Engine, made: tiny.Tiny, *seeds: int) -> dict[str, Any]:

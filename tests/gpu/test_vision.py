@@ -14,7 +14,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
-from saccade.graphs import GraphSettings, verify_in_parts
+from saccade.graphs import GraphSettings, Verifier
 from saccade.graphs.staging import NUM_STAGING_SLABS
 from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -195,7 +195,7 @@ class TestParts:
 
         divided = [graph.key for graph in encoder.graphs.graphs if graph.num_parts > 1]
         for key in divided[::3]:
-            row = verify_in_parts(encoder.graphs, key, [encoder.graphs.example_values(key.capacity)], run_language)
+            row = Verifier(encoder.graphs).in_parts(key, [encoder.graphs.example_values(key.capacity)], run_language)
             assert row.is_right, row
         assert divided
 

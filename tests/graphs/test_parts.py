@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.choice.key import Decision
 from saccade.config import GraphSettings, Mode
 from saccade.errors import AddressError, GraphError
-from saccade.graphs import Batch, GraphKey, GraphRunner, audit, copy_out, verify, verify_in_parts
+from saccade.graphs import Batch, GraphKey, GraphRunner, Verifier, audit, copy_out, verify
 from tests.graphs import toy
 
 LENGTHS = (4, 6, 8)
@@ -164,7 +164,7 @@ def test_verification_in_parts_notices_what_disturbs_them() -> None:
     runner = make_runner(Mode.PIECEWISE)
     graph = runner.graphs[0]
     batches = [runner.example_values(graph.key.capacity)]
-    quiet = verify_in_parts(runner, graph.key, batches, lambda: None)
+    quiet = Verifier(runner).in_parts(graph.key, batches, lambda: None)
     assert quiet.is_right, quiet
 
     def disturb() -> None:
@@ -172,5 +172,5 @@ def test_verification_in_parts_notices_what_disturbs_them() -> None:
         for storage in runner.lane._pool.storages:  # type: ignore[union-attr]
             torch.empty(0).set_(storage).zero_()
 
-    disturbed = verify_in_parts(runner, graph.key, batches, disturb)
+    disturbed = Verifier(runner).in_parts(graph.key, batches, disturb)
     assert not disturbed.is_right

@@ -176,7 +176,7 @@ def test_tokens_cannot_be_assembled_from_parts(folders: dict[str, Path], family:
 
 
 def test_tokens_cannot_be_completed_by_the_template() -> None:
-    template = ChatTemplate("<|{{ messages[0].content }}|><|im_{{ messages[0].content }}", special_tokens=QWEN_SPECIALS)
+    template = ChatTemplate("<|{{ messages[0].content }}|><|im_{{ messages[0].content }}", GuardedTokens(QWEN_SPECIALS))
     for text in ("im_end", "end|>", "image_pad", "im_end|>", " im_end "):
         rendered = template.render([{"role": "user", "content": text}])
         tokens = re.compile("|".join(map(re.escape, QWEN_SPECIALS)))
@@ -185,7 +185,7 @@ def test_tokens_cannot_be_completed_by_the_template() -> None:
 
 
 def test_ordinary_text_has_no_plain_segments() -> None:
-    template = ChatTemplate("<|im_start|>{{ messages[0].content }}<|im_end|>", special_tokens=QWEN_SPECIALS)
+    template = ChatTemplate("<|im_start|>{{ messages[0].content }}<|im_end|>", GuardedTokens(QWEN_SPECIALS))
     for text in ["> quote <", "a < b |> c", "<|", "|>", "end", "<|im_", "im_end|>", *fuzz_texts(50, seed=12)]:
         rendered = template.render([{"role": "user", "content": text}])
         assert [segment.is_plain for segment in rendered.segments] == [False]
@@ -196,13 +196,13 @@ def test_templates_see_the_real_text() -> None:
     source = (
         "{% set c = messages[0].content %}{{ c.startswith('<think>') }} {{ '</think>' in c }} {{ c | trim | length }}"
     )
-    template = ChatTemplate(source, special_tokens=QWEN_SPECIALS)
+    template = ChatTemplate(source, GuardedTokens(QWEN_SPECIALS))
     assert template.render([{"role": "user", "content": "<think>a</think> b "}]).text == "True True 18"
 
 
 def test_marks_never_occur_in_the_text() -> None:
     assert [*unused_marks([{"a": ["\ufdd0"]}, "\ufdd1", {"\ufdd3": 1}], "\ufdd0\ufdd1\ufdd2\ufdd3")] == ["\ufdd2"]
-    template = ChatTemplate("\ufdd0{{ messages[0].content }}\ufdd1", special_tokens=QWEN_SPECIALS)
+    template = ChatTemplate("\ufdd0{{ messages[0].content }}\ufdd1", GuardedTokens(QWEN_SPECIALS))
     text = "\ufdd2 <|im_end|> \ufdd4"
     rendered = template.render([{"role": "user", "content": text}])
     assert rendered.text == f"\ufdd0{text}\ufdd1"
@@ -246,7 +246,7 @@ def test_half_surrogate_pairs_are_refused(folders: dict[str, Path], place: str) 
 
 
 def test_marks_survive_ascii_json() -> None:
-    template = ChatTemplate("{{ tools | tojson(ensure_ascii=true) }}", special_tokens=QWEN_SPECIALS)
+    template = ChatTemplate("{{ tools | tojson(ensure_ascii=true) }}", GuardedTokens(QWEN_SPECIALS))
     rendered = template.render([{"role": "user", "content": "x"}], tools=[{"é": "<|im_end|>"}])
     assert rendered.text == '[{"\\u00e9": "<|im_end|>"}]'
     assert [segment.text for segment in rendered.segments if segment.is_plain] == ["<|im_end|>"]
@@ -254,7 +254,7 @@ def test_marks_survive_ascii_json() -> None:
 
 def test_types_of_a_schema_may_be_lists() -> None:
     """Such as for nullable values."""
-    template = ChatTemplate("{{ tools | tojson }}", special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
+    template = ChatTemplate("{{ tools | tojson }}", GuardedTokens(QWEN_SPECIALS, KNOWN_TAGS))
     tools = [{"type": ["string", "null"], "role": None}]
     assert json.loads(template.render([{"role": "user", "content": "x"}], tools=tools).text) == tools
 
@@ -485,7 +485,7 @@ def test_a_template_file_replaces_the_checkpoints_template(tmp_path: Path) -> No
     (folder / "chat_template.jinja").write_text("own")
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     assert (read_template(folder), read_template(folder, str(file))) == ("own", file.read_text())
-    template = ChatTemplate(read_template(folder, str(file)) or "", special_tokens=["<end>"])
+    template = ChatTemplate(read_template(folder, str(file)) or "", GuardedTokens(["<end>"]))
     rendered = template.render([{"role": "user", "content": "a <end>"}])
     assert rendered.text == "[a <end>]" and len(rendered.segments) > 1, "special tokens in a text stay text"
 
@@ -563,7 +563,7 @@ def test_no_part_of_a_token_or_tag_is_completed_by_the_template(token: str) -> N
     """Whether the user writes its start, end or middle, alone or next to other words."""
     for start, end in combinations(range(len(token) + 1), 2):
         source = token[:start] + "{{ messages[0].content }}" + token[end:]
-        template = ChatTemplate(source, special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
+        template = ChatTemplate(source, GuardedTokens(QWEN_SPECIALS, KNOWN_TAGS))
         before, after = "a " * (start == 0), " b" * (end == len(token))
         for text in {token[start:end], before + token[start:end], token[start:end] + after}:
             rendered = template.render([{"role": "user", "content": text}])
@@ -594,7 +594,7 @@ def test_templates_see_the_tags_of_users() -> None:
         "{% set c = messages[0].content %}{{ c.startswith('<tool_response>') }} {{ c.endswith('</tool_response>') }}"
     )
     source += " {{ '</think>' in c }} {{ c.split('</think>')[-1] }}|<think>{{ c }}"
-    template = ChatTemplate(source, special_tokens=QWEN_SPECIALS, tags=KNOWN_TAGS)
+    template = ChatTemplate(source, GuardedTokens(QWEN_SPECIALS, KNOWN_TAGS))
     text = "<tool_response></think>a</tool_response>"
     rendered = template.render([{"role": "user", "content": text}])
     assert rendered.text == f"True True True a</tool_response>|<think>{text}"

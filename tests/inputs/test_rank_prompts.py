@@ -13,6 +13,7 @@ from saccade.inputs.placeholders import append_text
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.chat_template import ChatTemplate
 from saccade.inputs.text.rank_prompts import JUDGE, find_answers, has_ranking_roles, read_content, score_of
+from saccade.inputs.text.special_tokens import GuardedTokens
 from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, QWEN_TAGS, train_byte_level, write_qwen
 
@@ -38,7 +39,7 @@ def decoded(processor: Processor, prompt: Any) -> str:
 
 def with_template(processor: Processor, source: str | None) -> Processor:
     tokenizer = processor.tokenizer
-    template = None if source is None else ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+    template = None if source is None else ChatTemplate(source, GuardedTokens(tokenizer.special_tokens))
     return Processor(tokenizer, template=template)
 
 

@@ -1,6 +1,8 @@
 """Requests packed into steps the way an engine does it, with poison wherever values must not matter."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,10 @@ from saccade.layers.step import Step
 from saccade.models.vlm import Model
 
 NAN = float("nan")
+
+
+def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
+    return fn(*args, **bridged)
 
 
 @dataclass
@@ -88,6 +94,7 @@ class Engine:
             max_query=max(*counts, padding),
             max_keys=max(lengths),
             caches=self.caches,
+            outside=call_inside,
         )
 
     def _slots(self, request: Request, span: slice) -> list[int]:

@@ -10,7 +10,7 @@ from saccade.choice.catalogue import Catalogue
 from saccade.choice.key import Capacity
 from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Tier
-from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.models.model_spec import VisionSpec
@@ -83,19 +83,16 @@ def make_image(height: int, width: int, rng: np.random.Generator) -> Media:
 def make_prompt(parts: Sequence[int | Media], rng: np.random.Generator) -> Prompt:
     """Random text of these lengths, with images in between."""
     ids: list[int] = []
-    spans: list[MediaSpan] = []
-    blocks: list[FeatureRows] = []
+    spans: list[FeatureRows] = []
     media = tuple(part for part in parts if isinstance(part, Media))
     for part in parts:
         if isinstance(part, Media):
             _, height, width = part.plan.grid_thw
-            count = part.plan.num_tokens
-            blocks.append(FeatureRows(len(ids), (1, height // 2, width // 2)))
-            spans.append(MediaSpan(len(spans), "image", len(ids), count, 0, part.digest, part.plan.grid_thw))
-            ids += [IMAGE] * count
+            spans.append(FeatureRows(len(ids), (1, height // 2, width // 2), media_idx=len(spans)))
+            ids += [IMAGE] * part.plan.num_tokens
         else:
             ids += rng.integers(3, IMAGE, part).tolist()
-    positions = mrope_positions(len(ids), blocks)
+    positions = mrope_positions(len(ids), spans)
     prompt = Prompt(np.asarray(ids, dtype=np.int32), positions, rope_delta(positions), media=media, spans=tuple(spans))
     for array in (prompt.token_ids, prompt.positions_3T):
         array.flags.writeable = False

@@ -80,7 +80,7 @@ class TestPrefill:
         rng = np.random.default_rng()
         image = make_image(2, 3, rng)
         owner = running(make_prompt([2, image, 3], rng), sequence=5)
-        chunk = Chunk("r5", 0, 11, (3, 7, 5), (MediaRows(2, 6, 0, 0, (6, 2)),), wants_logits=True)
+        chunk = Chunk("r5", 0, 11, (3, 7, 5), (MediaRows(2, 6, 0, (6, 2)),), wants_logits=True)
         item = EncodeItem("r5", 0, image.digest, 6, (6, 2))
         orders, sampled = make_composer().run(StepPlan(4, (item,), (chunk,)), {"r5": owner})
         assert (orders.step, orders.num_sampled) == (4, 1)
@@ -124,7 +124,7 @@ class TestPrefill:
         """Also in the middle of an image. A chunk that does not reach the prompt's end needs no head."""
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
-        chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
+        chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 2, (3, 8)),))
         orders, sampled = make_composer().run(StepPlan(1, (), (chunk,)), {"r2": owner})
         [prefill] = orders.passes
         assert (sampled, orders.num_sampled) == ([], 0)

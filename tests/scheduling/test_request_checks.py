@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.inputs.text.chat_messages import MediaKind
@@ -98,8 +98,8 @@ def placed(kind: MediaKind, offset: int, interval: float = 1.0) -> Prompt:
     """A prompt with one image or video of 2 x 4 x 4 rows."""
     block = FeatureRows(offset, (2, 4, 4), interval)
     positions = mrope_positions(60, [block])
-    span = MediaSpan(0, kind, offset, block.length, 0, bytes(32), block.grid_thw)
-    return Prompt(np.zeros(60, np.int32), positions, rope_delta(positions), spans=(span,))
+    one = Media(kind, np.zeros((0, 0, 3), np.uint8), ImagePlan((8, 8), (2, 8, 8), 128, 32), bytes(32))
+    return Prompt(np.zeros(60, np.int32), positions, rope_delta(positions), media=(one,), spans=(block,))
 
 
 def layout(prompt: Prompt) -> bytes:

@@ -15,6 +15,7 @@ from saccade.execution.worker import gpu_bytes_in_use, gpu_bytes_reserved
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.inputs.text.special_tokens import GuardedTokens
 from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.wire.messages import News
 from saccade.wire.sampling_params import SamplingParams
@@ -49,7 +50,7 @@ class TestFirstBlank:
         steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         made.decoder = decoders.Sequence(steps) if request.param == "strip" else decoders.Metaspace()
         tokenizer = Tokenizer(made.to_str(), {"bos_token": "<s>"})
-        template = ChatTemplate("{% for m in messages %}[{{ m.content }}{% endfor %}", special_tokens=["<s>"])
+        template = ChatTemplate("{% for m in messages %}[{{ m.content }}{% endfor %}", GuardedTokens(["<s>"]))
         return Processor(tokenizer, template=template)
 
     @staticmethod

@@ -109,7 +109,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
     peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in executor.phases}
     vision = peaks.pop("vision", 0)
-    may_be_eager = executor.vision is not None and (settings.shadow > 0 or _runs_eagerly(executor.vision))
+    may_be_eager = executor.encoder is not None and executor.encoder.most_eager_rows() > 0
     return MemoryPlan(
         weights=blueprint.model.parameter_bytes(),
         encoder_cache=_nbytes(state.vision_rows),
@@ -196,12 +196,6 @@ def find_gpu(name: str) -> GPU:
     raise ConfigError(
         f"gpu is {name!r}; known GPUs are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
     )
-
-
-def _runs_eagerly(runner: GraphRunner) -> bool:
-    """Whether some passes run without a graph, at least until their layout has an exact one."""
-    settings = runner.settings
-    return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
 
 
 def _plain(name: str) -> str:

@@ -21,7 +21,6 @@ from saccade.execution.rank_processes import OnDeath, RankProcesses
 from saccade.execution.ranks import (
     CALIBRATION_ROUNDS,
     RankedExecutor,
-    RankedShadow,
     check_ranks,
     describe_ranks,
     largest_passes,
@@ -68,7 +67,8 @@ class Built:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        self.engine.close()
+        if self.engine.grammars is not None:
+            self.engine.grammars.close()
         if self.engine.idle.shadow is not None:
             self.engine.idle.shadow.close()
         self.executor.checks = None  # they refer to each other, and the device's memory is freed with the executor
@@ -102,13 +102,13 @@ def build_engine(  # noqa: PLR0913
     grammars = GrammarCompiler(  # starts its thread early
         processor.tokenizer, spec.decoder.vocab_size, eos, has_trials=tries_grammars
     )
+    start = StartEngine(str(folder), settings, limits, compares_ranks)
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
         formats = read_formats(
             config, family.renames, Quantize.asked_by(settings), is_dummy=settings.load_format == "dummy"
         )
-        start = StartEngine(str(folder), settings, limits, compares_ranks)
         ranks = start_ranks(start, spec, formats, device, on_death)
     try:
         if ranks is not None:
@@ -120,16 +120,7 @@ def build_engine(  # noqa: PLR0913
                 connect_s=settings.watchdog_timeout_s,
                 check=ranks.check,
             )
-        executor, resolved = build_executor(
-            folder,
-            settings,
-            limits,
-            device=device,
-            groups=groups,
-            report=report,
-            compiling=compiling,
-            compares_ranks=compares_ranks,
-        )
+        executor, resolved = build_executor(start, device, groups, report=report, compiling=compiling)
         held = [share_of(executor)]
         if ranks is not None:
             held += [msgspec.convert(facts, RankShare) for facts in ranks.wait_ready()]
@@ -183,7 +174,8 @@ def _finish(
         warm_up(engine)
     if settings.shadow:
         shadow: Shadow = engine.executor.execute(BeginShadow())
-        engine.idle.shadow = shadow if ranked is None else RankedShadow(shadow, ranked)
+        shadow.order_all = None if ranked is None else ranked.execute
+        engine.idle.shadow = shadow
     report(Stage("ready"))
     return engine
 
@@ -200,17 +192,15 @@ def _times_steps(executor: DeviceExecutor, limits: SchedulerSettings, *, is_cuda
 
 
 def build_executor(
-    folder: Path,
-    settings: EngineSettings,
-    limits: SchedulerSettings,
-    *,
+    start: StartEngine,
     device: torch.device,
     groups: Groups = ONE_RANK,
+    *,
     report: OnStage = lambda stage: None,
     compiling: CompileProcesses | None = None,
-    compares_ranks: bool = True,
 ) -> tuple[DeviceExecutor, Resolved]:
     """Builds weights, buffers and checked graphs, on all ranks in lockstep. Also returns the resolved settings."""
+    folder, settings, limits = Path(start.folder), start.settings, start.limits
     is_cuda = device.type == "cuda"
     if is_cuda:
         report(Stage("opening the device"))
@@ -246,7 +236,7 @@ def build_executor(
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
     _verify(executor, resolved.settings, groups, report)
     executor.reserve()
-    if compares_ranks:
+    if start.compares_ranks:
         check_ranks(executor, groups)
     group = groups.language
     executor.checks = GraphChecks(executor, group, lambda: _new_shadow(executor, folder, resolved, group))
@@ -263,14 +253,7 @@ def follow(start: RankStart) -> RankExecutor:
         torch.cuda.set_device(device)
     import_packages()
     groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
-    executor, _ = build_executor(
-        Path(given.folder),
-        given.settings,
-        given.limits,
-        device=device,
-        groups=groups,
-        compares_ranks=given.compares_ranks,
-    )
+    executor, _ = build_executor(given, device, groups)
     return RankExecutor(
         order_types=ORDER_TYPES,
         execute=executor.execute,

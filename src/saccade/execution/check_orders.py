@@ -17,6 +17,7 @@ from saccade.layers.parallel import ParallelGroup
 from saccade.scheduling.orders import AuditGraphs, BeginShadow, CheckReplay, GraphCheck, RepeatReplay, VerifyGraphs
 
 Found = TypeVar("Found", VerifyReport, AuditReport, Replayed)
+Report = TypeVar("Report", VerifyReport, AuditReport)
 
 
 class GraphChecks:
@@ -35,11 +36,10 @@ class GraphChecks:
                 return self._shadow.check_together(number, key)
             case VerifyGraphs(is_short=is_short):
                 own = verify_graphs(self._executor, is_short=is_short, progress=self.on_graph, group=self._group)
-                return _merge_verified(self._from_all(own))
+                return _merged(self._from_all(own), _merge_checks)
             case AuditGraphs(is_short=is_short):
-                return _merge_audits(
-                    self._from_all(audit_graphs(self._executor, is_short=is_short, progress=self.on_graph))
-                )
+                audited = audit_graphs(self._executor, is_short=is_short, progress=self.on_graph)
+                return _merged(self._from_all(audited), _merge_findings)
             case RepeatReplay(file=file):
                 return self._from_all(
                     replay_file(self._executor, read_file(file_of_rank(Path(file), self._group.rank)))
@@ -49,16 +49,10 @@ class GraphChecks:
         return [msgpack.decode(each, type=type(own)) for each in self._group.gather(msgpack.encode(own))]
 
 
-def _merge_verified(reports: Sequence[VerifyReport]) -> VerifyReport:
+def _merged(reports: Sequence[Report], merge: Callable[[Sequence[Any]], Any]) -> Report:
     if len(reports) == 1:
         return reports[0]
-    return VerifyReport(tuple(map(_merge_checks, zip(*(report.rows for report in reports), strict=True))))
-
-
-def _merge_audits(reports: Sequence[AuditReport]) -> AuditReport:
-    if len(reports) == 1:
-        return reports[0]
-    return AuditReport(tuple(map(_merge_findings, zip(*(report.rows for report in reports), strict=True))))
+    return replace(reports[0], rows=tuple(map(merge, zip(*(report.rows for report in reports), strict=True))))
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

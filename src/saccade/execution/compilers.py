@@ -106,19 +106,18 @@ class CompileProcesses:
 def start_compiling(start: StartEngine, device: torch.device, spares: SpareCompilers) -> CompileProcesses | None:
     """Returns None if nothing is to be compiled, if all kernels are on disk, or if several processes would not help.
     Uses or ends the spare processes."""
-    folder, has_config = kernel_folder(), (Path(start.folder) / CONFIG).is_file()  # a GGUF file has none
-    if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None or not has_config:
+    try:
+        folder, has_config = kernel_folder(), (Path(start.folder) / CONFIG).is_file()  # a GGUF file has none
+        if device.type != "cuda" or start.settings.tensor_parallel_size > 1 or folder is None or not has_config:
+            return None
+        stamp = folder / STARTED / _digest(start, device)
+        count = min(room_for_compilers(), room_on(torch.cuda.get_device_properties(device).total_memory))
+        if stamp.exists() or count < 2:
+            return None
+        torch.zeros((), device=device)  # if only one process may use the GPU, it must be this one
+        return CompileProcesses(start, count, stamp, spares)
+    finally:
         spares.close()
-        return None
-    stamp = folder / STARTED / _digest(start, device)
-    count = min(room_for_compilers(), room_on(torch.cuda.get_device_properties(device).total_memory))
-    if stamp.exists() or count < 2:
-        spares.close()
-        return None
-    torch.zeros((), device=device)  # if only one process may use the GPU, it must be this one
-    found = CompileProcesses(start, count, stamp, spares)
-    spares.close()
-    return found
 
 
 def room_on(device_bytes: int) -> int:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from saccade.choice.key import Decision
 from saccade.scheduling.trace_log import Newest
@@ -35,19 +36,11 @@ def now(device: torch.device) -> Any:
     return event
 
 
-class _Ran(NamedTuple):
-    phase: str
-    step: int
-    decision: Decision
-    rows: int
-    room: int
-
-
 class PassTimer:
     """Keeps the newest passes. On a GPU, `_anchor` relates the device's clock to the host's, which takes one wait."""
 
     def __init__(self, device: torch.device) -> None:
-        self._passes: Newest[tuple[DeviceLap, _Ran]] = Newest(MAX_PASSES)
+        self._passes: Newest[tuple[DeviceLap, TracedPass]] = Newest(MAX_PASSES)  # without their times
         self._anchor: tuple[float, Any] | None = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -58,14 +51,13 @@ class PassTimer:
         capacity = decision.key.capacity if decision.key is not None else decision.padded_to
         # Vision passes count their rows in units, all others in tokens.
         room = rows if capacity is None else capacity["units" if phase == "vision" else "tokens"]
-        self._passes.add((lap, _Ran(phase, step, decision, rows, room)))
+        key = str(decision.key or "")
+        self._passes.add((lap, TracedPass(phase, step, 0.0, 0.0, key, decision.why, rows, room)))
 
     def close(self) -> tuple[list[TracedPass], int]:
         """Returns the passes that have ended, in launch order, and how many were dropped."""
-        found = []
-        for lap, ran in self._passes.items:
-            if lap.seconds() is not None:
-                found.append(_traced(ran, self._time(lap.begin), self._time(lap.end)))
+        ended = [(lap, one) for lap, one in self._passes.items if lap.seconds() is not None]
+        found = [replace(one, begin=self._time(lap.begin), end=self._time(lap.end)) for lap, one in ended]
         return found, self._passes.num_dropped
 
     def _time(self, mark: Any) -> float:
@@ -73,8 +65,3 @@ class PassTimer:
             return float(mark)
         host_s, event = self._anchor
         return host_s + float(event.elapsed_time(mark)) / 1000
-
-
-def _traced(ran: _Ran, begin: float, end: float) -> TracedPass:
-    key = str(ran.decision.key or "")
-    return TracedPass(ran.phase, ran.step, begin, end, key, ran.decision.why, ran.rows, ran.room)

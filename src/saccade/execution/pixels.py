@@ -120,8 +120,8 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> PatchSource:
+def warm_up_picture(kind: MediaKind, shape: PatchSettings) -> PatchSource:
     """The smallest picture that runs both kernels."""
-    side = shape.patch * shape.merge * side_units
+    side = shape.patch * shape.merge
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
     return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

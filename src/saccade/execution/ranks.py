@@ -1,13 +1,10 @@
 """The ranks of a tensor-parallel engine: rank 0 starts and directs the others, and their results are compared."""
 
-from collections.abc import Callable, Sequence
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from torch import Tensor
 
 from saccade.config import allows_shared_gpu
 from saccade.errors import ConfigError, GraphError
@@ -15,8 +12,7 @@ from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.logits import MAX_SCORED_ROWS
 from saccade.execution.rank_messages import OrderOutcome, describe
 from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
-from saccade.execution.shadow import Shadow
-from saccade.execution.shadow_verdict import Mismatch
+from saccade.execution.shadow_file import digest_of
 from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
@@ -25,7 +21,7 @@ from saccade.layers.layer import PLAIN, Placement
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.model_spec import ModelSpec
 from saccade.models.vlm import Model
-from saccade.scheduling.orders import ORDER_TYPES, CheckReplay, Orders
+from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 from saccade.wire.trace_records import TracedPass
@@ -69,34 +65,6 @@ class RankedExecutor:
         self._executor.require_device()
         if self._number:
             self._processes.settle(self._number)
-
-
-class RankedShadow:
-    """Shadow checks of several ranks: rank 0 chooses a record, and all ranks check it."""
-
-    def __init__(self, shadow: Shadow, executor: RankedExecutor) -> None:
-        self._shadow, self._executor = shadow, executor
-
-    @property
-    def has_records(self) -> bool:
-        return self._shadow.has_records
-
-    def check(self, should_stop: Callable[[], bool] = lambda: False) -> Mismatch | Exception | None:
-        """Stops only before the check begins, because the other ranks take part in it."""
-        chosen = self._shadow.choose(should_stop)
-        if chosen is None:
-            return None
-        try:
-            found: Mismatch | None = self._executor.execute(CheckReplay(*chosen))
-        except Exception as error:
-            return error
-        return found
-
-    def counts(self, phase: str) -> dict[str, int]:
-        return self._shadow.counts(phase)
-
-    def close(self) -> None:
-        self._shadow.close()
 
 
 def share_of(executor: DeviceExecutor) -> RankShare:
@@ -166,7 +134,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
     if groups.language.size == 1:
         return
     for runner in executor.phases:
-        found = groups.language.gather(_digest(executor, runner))
+        found = groups.language.gather(_digest(runner).encode())
         other = next((rank for rank, digest in enumerate(found) if digest != found[0]), 0)
         if other:
             raise GraphError(
@@ -175,16 +143,8 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
             )
 
 
-def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
+def _digest(runner: GraphRunner) -> str:
     """Digest of the outputs and written state of the smallest bucket's example."""
-    phase = runner.phase
-    values = runner.example_values(runner.catalogue.shape.ordered[0])
+    phase, values = runner.phase, runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)
-    found = sha256()
-
-    def note(outputs: "dict[str, Tensor]") -> None:
-        for tensor in (*outputs.values(), *phase.written(values).values()):
-            found.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).tobytes())
-
-    runner.run(values, note)  # type: ignore[arg-type]
-    return found.digest()
+    return runner.run(values, lambda outputs: digest_of({**outputs, **phase.written(values)}))

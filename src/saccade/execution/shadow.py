@@ -11,7 +11,7 @@ ranks, because a pass exchanges tensors, so none of them may stop it; and what a
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,6 +42,7 @@ from saccade.execution.shadow_verdict import Mismatch, Verdict, gather_differenc
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 from saccade.layers.parallel import ALONE, ParallelGroup
+from saccade.scheduling.orders import CheckReplay
 
 MAX_RECORDS = 256
 MAX_DUE = 2  # records drawn by chance but not yet assigned to a replay
@@ -86,6 +87,7 @@ class Shadow:
         self._chance = Random(0)
         self._due = 0
         self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the most recently recorded is last
+        self.order_all: Callable[[CheckReplay], Mismatch | None] | None = None  # on rank 0 of several
         for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
 
@@ -126,8 +128,14 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Reruns one record, if there is one rank. Returns the error that prevented it, or a mismatch, after which
-        caches must be emptied."""
+        """Reruns one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied.
+        Several ranks stop only before the check begins, because all take part in it."""
+        if self.order_all is not None:
+            try:
+                chosen = self.choose(should_stop)
+                return None if chosen is None else self.order_all(CheckReplay(*chosen))
+            except Exception as error:
+                return error
         record = self._next(should_stop)
         if record is None:
             return None

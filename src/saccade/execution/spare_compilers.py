@@ -27,7 +27,7 @@ class SpareCompilers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock: int | None = None
         folder = kernel_folder()
-        if folder is None or not GPUS.exists() or any(_files(folder / STARTED)):
+        if folder is None or not GPUS.exists() or any((folder / STARTED).glob("*")):
             return
         with suppress(OSError):
             self._lock = os.open(folder / "spare.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -78,7 +78,3 @@ def available_bytes() -> int:
         return 0
     found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return 1024 * int(next(found, "0"))
-
-
-def _files(folder: Path) -> list[Path]:
-    return list(folder.glob("*")) if folder.is_dir() else []

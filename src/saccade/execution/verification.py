@@ -24,12 +24,11 @@ from saccade.graphs import (
     GraphRunner,
     Known,
     Values,
+    Verifier,
     VerifyReport,
     VerifyRow,
     audit,
     verify,
-    verify_batches,
-    verify_in_parts,
 )
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
@@ -71,8 +70,9 @@ def verify_graphs(
             report = verify(runner, buckets=chosen, same_shape=True, on_graph=count.one, anywhere=anywhere)
             found = [*report.rows]
             if encoder is not None and runner is encoder.graphs:
-                found += _verify_grids(encoder, count, chosen, anywhere)
-                found += _verify_parts(executor, runner, anywhere, is_short=is_short)
+                verifier = Verifier(runner, same_shape=True, anywhere=anywhere)
+                found += _verify_grids(encoder, count, chosen, verifier)
+                found += _verify_parts(executor, verifier, is_short=is_short)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
@@ -178,7 +178,7 @@ def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
 
 
 def _verify_grids(
-    encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity], anywhere: Anywhere
+    encoder: Encoder, count: _GraphCount, chosen: Sequence[Capacity], verifier: Verifier
 ) -> Iterator[VerifyRow]:
     """Compares images of equal rows but other heights and widths (positions, windows), videos and repeated images."""
     runner = encoder.graphs
@@ -194,14 +194,13 @@ def _verify_grids(
             batches = [made[grids] for grids in sequence]
             batches = [b for b in batches if arena.misfit(arena.admit(b).sizes, graph.key.capacity) is None]
             if batches:
-                yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known, anywhere=anywhere)
+                yield verifier.replays(graph.key, name, batches, known=known)
         count.one()
 
 
-def _verify_parts(
-    executor: DeviceExecutor, runner: GraphRunner, anywhere: Anywhere, *, is_short: bool
-) -> Iterator[VerifyRow]:
+def _verify_parts(executor: DeviceExecutor, verifier: Verifier, *, is_short: bool) -> Iterator[VerifyRow]:
     """Replays graphs in parts, with a language pass after each; in the short form only the smallest of them."""
+    runner = verifier.runner
     graphs = sorted(
         (graph for graph in runner.graphs if graph.num_parts > 1 and not graph.key.digest),
         key=lambda graph: graph.key.capacity[runner.phase.rows],
@@ -214,7 +213,7 @@ def _verify_parts(
     for graph in graphs[: 1 if is_short else None]:
         batches = [runner.example_values(graph.key.capacity)]
         with _uncounted(executor.prefill):
-            yield verify_in_parts(runner, graph.key, batches, run_language, anywhere=anywhere)
+            yield verifier.in_parts(graph.key, batches, run_language)
 
 
 def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grids]]:

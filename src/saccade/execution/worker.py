@@ -33,6 +33,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
 from saccade.wire import messages
+from saccade.wire.engine_metrics import JobStats
 from saccade.wire.link import Link, OtherEndGoneError
 from saccade.wire.update import Finish, FinishReason, Update
 
@@ -170,22 +171,19 @@ class Worker:
             gpu_bytes_in_use(),
             gpu_bytes_reserved(),
             wait_s,
-            self._engine.grammar_jobs,
+            JobStats() if self._engine.grammars is None else self._engine.grammars.jobs,
             self._engine.step_tokens,
             [] if since is None else self._engine.passes.records(since),
         )
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """Adds a request, after compiling its grammar if it has one. Others may overtake it meanwhile."""
-        grammar = command.params.grammar
-        if grammar is None:
+        grammar, compiler = command.params.grammar, self._engine.grammars
+        if grammar is None or compiler is None:  # without a compiler, a grammar is refused
             self._add(command, frames)
-            return
-        try:
-            compiled = self._engine.compile(grammar, command.turn.tenant)
+        else:
+            compiled = compiler.compile(grammar, command.turn.tenant)
             self._compiling[command.serial] = _Compiling(command, frames, compiled)
-        except RequestError as error:
-            self._tell(_refusal(command.serial, error))
 
     def _add_compiled(self) -> None:
         for serial, waiting in list(self._compiling.items()):
@@ -206,8 +204,9 @@ class Worker:
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
-                assert waiting.command.params.grammar is not None, "it waits for one"
-                self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
+                grammar, compiler = waiting.command.params.grammar, self._engine.grammars
+                assert grammar is not None and compiler is not None, "it waits for one"
+                compiler.forget(grammar, waiting.grammar)
             many = range(waiting.command.params.n)
             self._news += [messages.News(str(serial), finish=ended, serial=serial, index=index) for index in many]
 

@@ -18,7 +18,7 @@ from saccade.graphs.frame import Body, Frame
 from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.verify import Anywhere, Known, VerifyReport, VerifyRow, verify, verify_batches, verify_in_parts
+from saccade.graphs.verify import Anywhere, Known, Verifier, VerifyReport, VerifyRow, verify
 from saccade.graphs.watched import Watched
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Phase",
     "Tier",
     "Values",
+    "Verifier",
     "VerifyReport",
     "VerifyRow",
     "Watched",
@@ -53,6 +54,4 @@ __all__ = [
     "output",
     "rows",
     "verify",
-    "verify_batches",
-    "verify_in_parts",
 ]

@@ -104,11 +104,11 @@ def _smoothed(error: Tensor) -> Tensor:
     return torch.maximum(table, product).reshape(error.shape)
 
 
-def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
+def noisy_runs(run: Callable[[], Tensors]) -> list[Tensors]:
     """The results of a few runs with noise in the last place of every operation."""
     found = []
-    for turn in range(NUM_NOISY_RUNS):
-        with _LastPlaceNoise(seed * NUM_NOISY_RUNS + turn):
+    for seed in range(NUM_NOISY_RUNS):
+        with _LastPlaceNoise(seed):
             found.append(run())
     return found
 

@@ -7,7 +7,7 @@ error is estimated by row and channel (`compare.py`).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -78,172 +78,116 @@ def verify(
     with unpadded eager runs. `on_graph` is called after each graph. If processes verify together, because their passes
     exchange tensors, `anywhere` says whether something holds in any of them: a sequence that ends early in one must end
     in all. An error is then raised instead of reported, because others may wait inside the pass that failed."""
+    verifier = Verifier(runner, consume=consume, same_shape=same_shape, anywhere=anywhere)
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
     keys = [key for key in keys if buckets is None or key.capacity in buckets]
     for key in keys:
         known: Known | None = {} if runner.phase.is_repeatable else None
-        for name, batches in _sequences(runner, key.capacity, rng).items():
-            row = verify_batches(
-                runner, key, name, batches, consume=consume, same_shape=same_shape, known=known, anywhere=anywhere
-            )
-            rows.append(row)
+        rows += [verifier.replays(key, *one, known=known) for one in _sequences(runner, key.capacity, rng).items()]
         on_graph()
     if rows:
-        rows.append(_verify_across(runner, keys, consume, rng, same_shape=same_shape, anywhere=anywhere))
+        rows.append(verifier.across(keys, rng))
     if Tier.EXACT in runner.settings.tiers:
         smallest = min(buckets or runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
-        rows.append(_verify_exact(runner, smallest, consume, rng, anywhere=anywhere))
+        rows.append(verifier.exact(smallest, rng))
     return VerifyReport(tuple(rows))
 
 
-def verify_batches(
-    runner: GraphRunner,
-    key: GraphKey,
-    name: str,
-    batches: Sequence[Values],
-    *,
-    consume: Consume = copy_out,
-    same_shape: bool = False,
-    known: Known | None = None,
-    anywhere: Anywhere = bool,
-) -> VerifyRow:
-    """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
-    rows is filled with NaN before each replay. `known` caches the eager results of batches that recur; `anywhere` as in
-    `verify`."""
-    poison = name.startswith("poisoned")
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Compares replays with eager runs, in one row for each sequence of batches. For the first fields see `verify`;
+    which passes run must depend only on what `anywhere` says. `known` caches the eager results of batches that recur.
+    With `poison`, everything except valid rows is filled with NaN before each replay."""
 
-    def replay(values: Values) -> TensorDict:
-        if poison:
-            _poison(runner, key)
-        runner.phase.set_up(values)
-        return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
+    runner: GraphRunner
+    consume: Consume = copy_out
+    same_shape: bool = False
+    anywhere: Anywhere = bool
+    known: Known | None = None
+    poison: bool = False
 
-    comparison = _Comparison(runner, known=known, same_shape=same_shape, poison=poison, anywhere=anywhere)
-    return comparison.row(str(key), name, batches, replay, lambda values: key.capacity)
+    def replays(self, key: GraphKey, name: str, batches: Sequence[Values], *, known: Known | None = None) -> VerifyRow:
+        """Replay one graph on batches that fit it, in order. Poisons if the name begins with "poisoned"."""
+        runner, poison = self.runner, name.startswith("poisoned")
 
+        def replay(values: Values) -> TensorDict:
+            if poison:
+                _poison(runner, key)
+            runner.phase.set_up(values)
+            return runner.replay(key, runner.phase.arena.admit(values), self.consume, poison=poison)
 
-def verify_in_parts(
-    runner: GraphRunner,
-    key: GraphKey,
-    batches: Sequence[Values],
-    between: Callable[[], None],
-    *,
-    anywhere: Anywhere = bool,
-) -> VerifyRow:
-    """Replay one graph on batches part by part, and call `between` after each part but the last."""
-    num_parts = next(graph.num_parts for graph in runner.graphs if graph.key == key)
-    decision = Decision(Tier.CAPACITY, Reason.FITS_BUCKET, key)
+        verifier = replace(self, known=known, poison=poison)
+        return verifier._row(str(key), name, batches, replay, lambda values: key.capacity)
 
-    def replay(values: Values) -> TensorDict:
-        found: TensorDict = {}
-        runner.phase.set_up(values)
-        runner.begin(decision, values, lambda outputs: found.update(copy_out(outputs)))
-        for end in range(1, num_parts + 1):
-            runner.advance(key, end, num_parts)
-            if end < num_parts:
-                between()
-        return found
+    def in_parts(self, key: GraphKey, batches: Sequence[Values], between: Callable[[], None]) -> VerifyRow:
+        """Replay one graph on batches part by part, and call `between` after each part but the last."""
+        runner = self.runner
+        num_parts = next(graph.num_parts for graph in runner.graphs if graph.key == key)
+        decision = Decision(Tier.CAPACITY, Reason.FITS_BUCKET, key)
 
-    comparison = _Comparison(runner, same_shape=True, anywhere=anywhere)
-    return comparison.row(str(key), "in parts", batches, replay, lambda values: key.capacity)
+        def replay(values: Values) -> TensorDict:
+            found: TensorDict = {}
+            runner.phase.set_up(values)
+            runner.begin(decision, values, lambda outputs: found.update(copy_out(outputs)))
+            for end in range(1, num_parts + 1):
+                runner.advance(key, end, num_parts)
+                if end < num_parts:
+                    between()
+            return found
 
+        verifier = replace(self, same_shape=True)
+        return verifier._row(str(key), "in parts", batches, replay, lambda values: key.capacity)
 
-def _verify_across(
-    runner: GraphRunner,
-    keys: Sequence[GraphKey],
-    consume: Consume,
-    rng: torch.Generator,
-    *,
-    same_shape: bool,
-    anywhere: Anywhere,
-) -> VerifyRow:
-    """Random layouts in all buckets, which share one pool: none may see what another left there."""
-    layouts = [random_layout(runner.phase, key.capacity, rng) for key in keys]
-    order = torch.randperm(len(layouts), generator=rng).tolist()
-    batches = [runner.phase.example(layouts[i], rng) for i in order]
-    turns = count()
+    def across(self, keys: Sequence[GraphKey], rng: torch.Generator) -> VerifyRow:
+        """Random layouts in all buckets, which share one pool: none may see what another left there."""
+        phase = self.runner.phase
+        layouts = [random_layout(phase, key.capacity, rng) for key in keys]
+        order = torch.randperm(len(layouts), generator=rng).tolist()
+        batches = [phase.example(layouts[i], rng) for i in order]
+        turns = count()
 
-    def poison_some() -> None:
-        if next(turns) % POISON_EVERY == 0:
-            _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
+        def poison_some() -> None:
+            if next(turns) % POISON_EVERY == 0:
+                _poison(self.runner, keys[int(torch.randint(len(keys), (), generator=rng))])
 
-    name = f"{runner.phase.name}/{runner.settings.mode} all buckets"
-    comparison = _Comparison(runner, same_shape=same_shape, anywhere=anywhere)
-    return _row_of_choice(comparison, name, "shuffled", batches, consume, before=poison_some)
+        return self._row_of_choice("all buckets", "shuffled", batches, before=poison_some)
 
+    def exact(self, capacity: Capacity, rng: torch.Generator) -> VerifyRow:
+        """Two structures of the same sizes, in the graphs that the runner chooses: neither may get the other's."""
+        runner = self.runner
+        one, other = equal_totals(runner.phase, capacity, rng)
+        with _without_costs(runner):
+            runner.capture_exact(runner.phase.example(one, rng))
+        replays_before = runner.stats.replays[Tier.EXACT]
+        batches = [runner.phase.example(part, rng) for part in (one, other, one, other)]
+        row = replace(self, same_shape=True)._row_of_choice("exact", "equal totals", batches)
+        if runner.stats.replays[Tier.EXACT] == replays_before:
+            return VerifyRow(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
+        return row
 
-def _verify_exact(
-    runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator, *, anywhere: Anywhere
-) -> VerifyRow:
-    """Two structures of the same sizes, in the graphs that the runner chooses: neither may get the other's."""
-    one, other = equal_totals(runner.phase, capacity, rng)
-    name = f"{runner.phase.name}/{runner.settings.mode} exact"
-    with _without_costs(runner):
-        runner.capture_exact(runner.phase.example(one, rng))
-    replays_before = runner.stats.replays[Tier.EXACT]
-    batches = [runner.phase.example(part, rng) for part in (one, other, one, other)]
-    comparison = _Comparison(runner, same_shape=True, anywhere=anywhere)
-    row = _row_of_choice(comparison, name, "equal totals", batches, consume)
-    if runner.stats.replays[Tier.EXACT] == replays_before:
-        return VerifyRow(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
-    return row
+    def _row_of_choice(
+        self, what: str, sequence: str, batches: Sequence[Values], *, before: Callable[[], None] = lambda: None
+    ) -> VerifyRow:
+        """A sequence run in the graphs that the runner itself chooses."""
+        runner = self.runner
 
+        def run(values: Values) -> TensorDict:
+            before()
+            runner.phase.set_up(values)
+            return runner.run(values, self.consume)
 
-def _row_of_choice(
-    comparison: "_Comparison",
-    name: str,
-    sequence: str,
-    batches: Sequence[Values],
-    consume: Consume,
-    *,
-    before: Callable[[], None] = lambda: None,
-) -> VerifyRow:
-    """A sequence run in the graphs that the runner itself chooses."""
-    runner = comparison.runner
+        def capacity_chosen(values: Values) -> Capacity | None:
+            """The capacity that the runner will pad a batch to; None if it runs unpadded."""
+            key = runner.decide(runner.phase.arena.admit(values)).key
+            return None if key is None or key.digest else key.capacity
 
-    def run(values: Values) -> TensorDict:
-        before()
-        runner.phase.set_up(values)
-        return runner.run(values, consume)
+        with _without_costs(runner):
+            name = f"{runner.phase.name}/{runner.settings.mode} {what}"
+            return self._row(name, sequence, batches, run, capacity_chosen)
 
-    def capacity_chosen(values: Values) -> Capacity | None:
-        """The capacity that the runner will pad a batch to; None if it runs unpadded."""
-        key = runner.decide(runner.phase.arena.admit(values)).key
-        return None if key is None or key.digest else key.capacity
-
-    with _without_costs(runner):
-        return comparison.row(name, sequence, batches, run, capacity_chosen)
-
-
-@contextmanager
-def _without_costs(runner: GraphRunner) -> Iterator[None]:
-    """Forget measured costs, so that no batch runs eagerly because that is faster."""
-    costs, runner.catalogue.costs = runner.catalogue.costs, None
-    try:
-        yield
-    finally:
-        runner.catalogue.costs = costs
-
-
-class _Comparison:
-    """Compares results of batches with eager runs. `known` caches the eager results of batches that recur. Which passes
-    run must depend only on what `anywhere` says, see `verify`."""
-
-    def __init__(
-        self,
-        runner: GraphRunner,
-        *,
-        anywhere: Anywhere,
-        known: Known | None = None,
-        same_shape: bool = False,
-        poison: bool = False,
-    ) -> None:
-        self.runner, self._known, self._anywhere = runner, known, anywhere
-        self._same_shape, self._poison = same_shape, poison
-
-    def row(
+    def _row(
         self,
         key: str,
         name: str,
@@ -266,20 +210,20 @@ class _Comparison:
             for values in batches:
                 at = capacity_of(values)
                 harm = self._padding_errors(values, at)
-                if self._anywhere(bool(harm)):
+                if self.anywhere(bool(harm)):
                     return ended(harm, "padding matters: {}")
-                expected = self._cached_run(values, at, self._poison)
+                expected = self._cached_run(values, at, self.poison)
                 actual = {**run(values), **self.runner.phase.written(values)}
                 kept.append((actual, expected, values, at))
                 found = self._differences(actual, expected, values, at)
-                if self._anywhere(bool(found)):
-                    repeats = [self._run(values, at, self._poison) for _ in range(NUM_REPEATS)]
+                if self.anywhere(bool(found)):
+                    repeats = [self._run(values, at, self.poison) for _ in range(NUM_REPEATS)]
                     is_repeated = not any(bit_differences(repeat, expected) for repeat in repeats)
                     return ended(found, "{}" if is_repeated else f"{{}}; {_NOT_REPEATED}")
                 worst = max(worst, _size(bit_differences(actual, expected)))
             for actual, expected, values, at in kept:
                 found = self._differences(actual, expected, values, at)
-                if self._anywhere(bool(found)):
+                if self.anywhere(bool(found)):
                     return ended(found, "a result changed after it was handed over: {}")
         except GraphError as error:
             return self._failed(wrong(float("inf"), str(error)), error)
@@ -289,7 +233,7 @@ class _Comparison:
         return VerifyRow(key, name, len(batches), worst)
 
     def _failed(self, row: VerifyRow, error: Exception) -> VerifyRow:
-        if self._anywhere is not bool:
+        if self.anywhere is not bool:
             raise GraphError(f"graph [{row.key}] fails in sequence {row.sequence!r}: {row.problem}") from error
         return row
 
@@ -299,38 +243,48 @@ class _Comparison:
         """Bit for bit, unless the phase has nondeterministic kernels."""
         if not self.runner.phase.nondeterministic:
             return bit_differences(actual, expected)
-        return self._beyond_error(actual, expected, values, at, self._poison)
+        return self._beyond_error(actual, expected, values, at, self.poison)
 
     def _padding_errors(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
         """Outputs that change with the content of padding or, without `same_shape`, with its presence."""
-        if at is None or (self._same_shape and not self._poison):
+        if at is None or (self.same_shape and not self.poison):
             return []
         padded, found = self._cached_run(values, at, False), []
-        if self._poison:
+        if self.poison:
             found = self._beyond_error(self._cached_run(values, at, True), padded, values, at, False)
-        if not self._same_shape and not self._anywhere(bool(found)):
+        if not self.same_shape and not self.anywhere(bool(found)):
             found = self._beyond_error(padded, self._run(values, None, False), values, None, False)
         return found
 
     def _beyond_error(
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None, poison: bool
     ) -> list[OutputDifference]:
-        if not self._anywhere(bool(bit_differences(actual, expected))):
+        if not self.anywhere(bool(bit_differences(actual, expected))):
             return []
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, poison)))
 
     def _cached_run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
-        if self._known is None:
+        if self.known is None:
             return self._run(values, at, poison)
         key = id(values), at, poison
-        if key not in self._known:
-            self._known[key] = self._run(values, at, poison)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = self._run(values, at, poison)
+        return self.known[key]
 
     def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         phase = self.runner.phase
         phase.set_up(values)
         return {**self.runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
+
+
+@contextmanager
+def _without_costs(runner: GraphRunner) -> Iterator[None]:
+    """Forget measured costs, so that no batch runs eagerly because that is faster."""
+    costs, runner.catalogue.costs = runner.catalogue.costs, None
+    try:
+        yield
+    finally:
+        runner.catalogue.costs = costs
 
 
 _NOT_REPEATED = (

@@ -10,8 +10,8 @@ from saccade.errors import ConfigError
 MAX_JSON_BYTES = 16 * 2**20
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    text = read_text(path, max_bytes=max_bytes)
+def read_json(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

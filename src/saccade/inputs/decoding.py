@@ -18,10 +18,10 @@ from saccade.models.media import ImageSettings
 
 @dataclass(frozen=True, slots=True)
 class MediaDecoder:
-    """`images` are the checkpoint's own settings: a request's may differ. Without a `pool`, files are decoded in this
-    process."""
+    """`images` are the checkpoint's own settings, if it takes any: a request's may differ. Without a `pool`, files are
+    decoded in this process."""
 
-    images: ImageSettings
+    images: ImageSettings | None
     limits: ImageLimits
     pool: MediaPool | None
 
@@ -63,6 +63,7 @@ class MediaDecoder:
     def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
         """The lower bound of a request can round an image up to more pixels than the engine has memory for."""
         height, width = plan.size_hw
+        assert self.images is not None, "a model without them takes no images"
         if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
             message = f"the image would be resized to {width}x{height} pixels; the limit is {self.images.max_pixels} "
             message += "pixels: ask for fewer (mm_processor_kwargs.min_pixels)"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from types import TracebackType
 
 import numpy as np
 
@@ -16,39 +15,27 @@ NO_PIXELS = np.zeros((0, 0, 3), dtype=np.uint8)
 Place = Callable[[Sequence[Media]], Prompt]
 
 
-class EarlyPrompt:
-    """Decode inside `with`, then call `finish`. If there is no other thread (`Allowance.submit`), or if an image is not
-    a file, `finish` does all the work. It also starts over if EXIF metadata rotates an image, because the header then
-    has the wrong shape."""
-
-    def __init__(self, place: Place, sized: Sequence[Sized], allowance: Allowance) -> None:
-        self._place, self._sized = place, sized
-        self._future: Future[Prompt] | None = None
-        if allowance.submit is not None and sized and all(_is_file(item) for item in sized):
-            self._future = allowance.submit(self._make_early)
-
-    def __enter__(self) -> "EarlyPrompt":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Waits for the work of a failed request, because its memory counts as free afterwards."""
-        if error is not None and self._future is not None and not self._future.cancel():
-            wait([self._future])
-
-    def finish(self, media: Sequence[Media]) -> Prompt:
-        """The prompt of the decoded media, with their digests."""
-        if self._future is not None and not self._future.cancel():  # it is running or done
-            early = self._future.result()
-            pairs = list(zip(media, early.media, strict=True))
-            if all(decoded.plan == planned.plan for decoded, planned in pairs):
-                complete = (replace(decoded, digest=planned.digest) for decoded, planned in pairs)
-                return replace(early, media=tuple(complete))
-        return self._place([_with_digest(*pair) for pair in zip(self._sized, media, strict=True)])
-
-    def _make_early(self) -> Prompt:
-        return self._place([_with_digest(item, _without_pixels(item)) for item in self._sized])
+def early_prompt(
+    place: Place, sized: Sequence[Sized], allowance: Allowance, decode: Callable[[], Sequence[Media]]
+) -> Prompt:
+    """The prompt of the media that `decode` returns, with their digests. Another thread (`Allowance.submit`) makes it
+    meanwhile if all media are files. This thread does if that one has not begun by then, or if EXIF metadata rotates an
+    image, because its header then has the wrong shape."""
+    future: Future[Prompt] | None = None
+    if allowance.submit is not None and sized and all(_is_file(item) for item in sized):
+        future = allowance.submit(lambda: place([_with_digest(item, _without_pixels(item)) for item in sized]))
+    try:
+        media = decode()
+    except BaseException:  # wait, because the memory of a failed request counts as free afterwards
+        if future is not None and not future.cancel():
+            wait([future])
+        raise
+    if future is not None and not future.cancel():  # it is running or done
+        early = future.result()
+        pairs = list(zip(media, early.media, strict=True))
+        if all(decoded.plan == planned.plan for decoded, planned in pairs):
+            return replace(early, media=tuple(replace(decoded, digest=planned.digest) for decoded, planned in pairs))
+    return place([_with_digest(*pair) for pair in zip(sized, media, strict=True)])
 
 
 def _is_file(item: Sized) -> bool:

@@ -40,19 +40,6 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class MediaSpan:
-    """Rows `offset` to `offset + length` of a prompt are features of media[media_idx], from `feature_offset` on."""
-
-    media_idx: int
-    kind: MediaKind
-    offset: int
-    length: int
-    feature_offset: int
-    digest: bytes
-    grid_thw: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt for the engine. Arrays are read-only. Every placeholder token lies in exactly one span, and the spans of
     an image or video together cover its features once. `limits_T` is None if attention is fully causal (see paged
@@ -63,7 +50,7 @@ class Prompt:
     rope_delta: int
     limits_T: Ints | None = field(repr=False, default=None)
     media: tuple[Media, ...] = ()
-    spans: tuple[MediaSpan, ...] = ()
+    spans: tuple[FeatureRows, ...] = ()
     is_continued: bool = False
 
     def __len__(self) -> int:
@@ -136,7 +123,7 @@ def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: Plac
         rope_delta=rope_delta(positions),
         limits_T=None if limits is None else _frozen(limits),
         media=tuple(media),
-        spans=tuple(_span(block, media[block.media_idx]) for block in blocks),
+        spans=tuple(blocks),
     )
 
 
@@ -172,11 +159,6 @@ def _check_places(
         message = f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}"
         raise RequestError(message, code="media_mismatch")
     return places
-
-
-def _span(block: FeatureRows, media: Media) -> MediaSpan:
-    place = (block.offset, block.length, block.feature_offset)
-    return MediaSpan(block.media_idx, media.kind, *place, media.digest, media.plan.grid_thw)
 
 
 def _markers(segment: Segment, settings: PlaceholderSettings) -> Iterator[tuple[re.Match[str], MediaKind]]:

@@ -1,7 +1,8 @@
 """Rotary positions and attention limits of a prompt with images and videos. Loops run over spans, never over tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,10 @@ class FeatureRows:
     interval: float = 1.0
     media_idx: int = 0
     feature_offset: int = 0
+    length: int = field(init=False)
 
-    @property
-    def length(self) -> int:
-        return self.grid_thw[0] * self.grid_thw[1] * self.grid_thw[2]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", prod(self.grid_thw))
 
 
 def text_positions(num_tokens: int) -> Ints:

@@ -15,7 +15,7 @@ from PIL import Image
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.decoding import MediaDecoder
-from saccade.inputs.early_prompt import EarlyPrompt
+from saccade.inputs.early_prompt import early_prompt
 from saccade.inputs.measuring import (
     Sized,
     check_messages,
@@ -44,7 +44,7 @@ from saccade.inputs.placeholders import (
     text_prompt,
 )
 from saccade.inputs.positions import Ints
-from saccade.inputs.sizing import at_detail, read_details
+from saccade.inputs.sizing import at_details
 from saccade.inputs.text.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.text.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.text.generation import config_eos_ids
@@ -105,11 +105,7 @@ class Processor:
         named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
         return cls(
             tokenizer,
-            template=ChatTemplate(
-                source, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags, named_tokens=named
-            )
-            if source
-            else None,
+            template=ChatTemplate(source, tokenizer.guarded, named_tokens=named) if source else None,
             images=read_image_settings(folder),
             videos=read_video_settings(folder),
             placeholders=placeholders,
@@ -182,13 +178,11 @@ class Processor:
 
     @cached_property
     def _ranking_template(self) -> ChatTemplate:
-        tokenizer = self.tokenizer
-        return ChatTemplate(PUBLISHED_TEMPLATE, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags)
+        return ChatTemplate(PUBLISHED_TEMPLATE, self.tokenizer.guarded)
 
     def _from_rendered(self, rendered: Rendered, images: ImageSettings | None, allowance: Allowance) -> Prompt:
         wanted = images or self.images
-        details = read_details(rendered.media)
-        sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
+        sizes = at_details(wanted, rendered.media)
         return self._finish(rendered, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
 
     def ended(self, prompt: Prompt, *, allowance: Allowance = ANYTHING, param: str = "prompt") -> Prompt:
@@ -268,8 +262,8 @@ class Processor:
                 segments = expand_text(rendered.segments, [item.plan for item in media], settings)
                 return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
 
-            with EarlyPrompt(place, sized, allowance) as early:
-                prompt = early.finish(self._decode_all(sized, allowance, param))
+            decoder = MediaDecoder(self.images, self.limits, self.pool)
+            prompt = early_prompt(place, sized, allowance, lambda: decoder.decode_all(sized, allowance, param))
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
@@ -279,11 +273,6 @@ class Processor:
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         allowance.hold(needed_bytes(sized))
-
-    def _decode_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
-        if self.images is None:  # then there are no media: see `_check_supported`
-            return []
-        return MediaDecoder(self.images, self.limits, self.pool).decode_all(sized, allowance, param)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:

@@ -40,18 +40,13 @@ def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int 
     return wanted if high is None else capped(wanted, high[0])
 
 
-def read_details(media: Sequence[MediaRef]) -> dict[str, str]:
-    """The `detail` of images, by the image's param."""
-    found = {}
-    for ref in media:
-        if ref.kind == "image" and (detail := _read_detail(ref.part, ref.param)) is not None:
-            found[ref.param] = detail
-    return found
-
-
-def at_detail(settings: ImageSettings, detail: str | None) -> ImageSettings:
-    """`low` caps the area, which has no effect on a model with a fixed image size."""
-    return capped(settings, LOW_DETAIL_PIXELS) if detail == "low" else settings
+def at_details(settings: ImageSettings | None, media: Sequence[MediaRef]) -> dict[str, ImageSettings]:
+    """Settings of images whose `detail` is low, by param: it caps the area, which has no effect on a model with
+    a fixed image size."""
+    details = {ref.param: _read_detail(ref.part, ref.param) for ref in media if ref.kind == "image"}
+    if settings is None:
+        return {}
+    return {param: capped(settings, LOW_DETAIL_PIXELS) for param, detail in details.items() if detail == "low"}
 
 
 def capped(settings: ImageSettings, max_pixels: int) -> ImageSettings:

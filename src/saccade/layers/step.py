@@ -10,18 +10,10 @@ skips layers that would launch no new ones.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 Cache = tuple[Tensor, Tensor]
-
-
-def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-    """Calls `fn(*args, **bridged)` as part of the body. Other implementations of `outside` call it between captured
-    pieces and return its result in the shape of the buffer `out`."""
-    del out
-    return fn(*args, **bridged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +22,8 @@ class Step:
 
     Request r owns rows `query_start[r]:query_start[r + 1]`. Its keys are the first `key_lengths[r]` slots of its
     blocks, including the ones that this pass writes. Padded rows belong to a dummy request of key length 0 and write to
-    block 0, which is never allocated.
+    block 0, which is never allocated. `outside(fn, *args, out=, **bridged)` calls `fn(*args, **bridged)`, perhaps
+    between captured pieces, and returns the result in the shape of the buffer `out` (see `Frame.outside`).
     """
 
     embeds_TD: Tensor
@@ -44,7 +37,7 @@ class Step:
     max_query: int
     max_keys: int
     caches: Sequence[Cache]
-    outside: Callable[..., Tensor] = call_inside
+    outside: Callable[..., Tensor]
     is_warmup: bool = False
 
 

@@ -64,10 +64,6 @@ class VisionAttention(Layer):
         return self.out(o_PHK.reshape(q_PHK.shape[0], -1))
 
 
-class PatchEmbedding(Linear):
-    """A convolution whose stride is its kernel size: one product per patch, channel-major within the patch."""
-
-
 class PositionGrid(Layer):
     """A square grid of learned positions, interpolated from four neighbours. The host computes indices and weights from
     each image's grid, so eager and captured passes use the same values."""

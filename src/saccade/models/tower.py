@@ -6,11 +6,12 @@ from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, first_of_each, new_exchange
 from saccade.layers.layer_spec import MergerSpec, PoolSpec
+from saccade.layers.linear import Linear
 from saccade.layers.norm import new_norm
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
 from saccade.layers.step import VisionStep
-from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, VisionBlock
+from saccade.layers.vision import Merger, PoolProjector, PositionGrid, VisionBlock
 from saccade.models.model_spec import VisionSpec
 
 
@@ -28,7 +29,8 @@ class Tower(Layer):
         self.group = sharing if sharing.size > 1 else place.group
         self.exchange = new_exchange(self.group)
         width = spec.block.width
-        self.patches = PatchEmbedding(place.inside("patches"), spec.patch_values, width, bias=spec.patch_bias)
+        # A convolution whose stride is its kernel size: one product per patch, channel-major within the patch.
+        self.patches = Linear(place.inside("patches"), spec.patch_values, width, bias=spec.patch_bias)
         self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
         head_dim = width // spec.block.num_heads
         self.rotary = GridRotary(head_dim, spec.rotary_base, place) if spec.rotary_base else None

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from random import Random
 from time import monotonic
 from typing import Any
@@ -35,8 +34,7 @@ from saccade.scheduling.request_checks import (
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
-from saccade.wire.engine_metrics import JobStats, new_step_tokens
-from saccade.wire.grammar import Grammar
+from saccade.wire.engine_metrics import new_step_tokens
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import NEXT, Turn
@@ -62,7 +60,7 @@ class Engine:
     ) -> None:
         self.executor, self.composer, self.scheduler = executor, composer, scheduler
         self._eos_token_ids = eos_token_ids
-        self._grammars, self._clock = grammars, clock
+        self.grammars, self._clock = grammars, clock
         self._seeds = Random(seed)
         self._pixels = PixelAccount()
         self._live: dict[str, LiveRequest] = {}
@@ -98,7 +96,9 @@ class Engine:
             check_frames(prompt, self.composer.vision.catalogue)
         self._pixels.check(prompt, self.scheduler.settings)
         if params.grammar is not None and compiled is None:
-            compiled = self.compile(params.grammar).result()
+            if self.grammars is None:
+                raise RequestError("this engine has no vocabulary, which grammars need", param="response_format")
+            compiled = self.grammars.compile(params.grammar).result()
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
@@ -120,26 +120,6 @@ class Engine:
             if params.reports_passes:
                 self.passes.count_for(member_id)
         return ids
-
-    def compile(self, grammar: Grammar, tenant: str = "") -> Future[LLMatcher]:
-        """Compiles a grammar ahead of time, so that `add` need not wait. The future may hold a RequestError."""
-        if self._grammars is None:
-            raise RequestError("this engine has no vocabulary, which grammars need", param="response_format")
-        return self._grammars.compile(grammar, tenant)
-
-    def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Drops a result of `compile` that nobody waits for any more."""
-        if self._grammars is not None:
-            self._grammars.forget(grammar, compiled)
-
-    @property
-    def grammar_jobs(self) -> JobStats:
-        return JobStats() if self._grammars is None else self._grammars.jobs
-
-    def close(self) -> None:
-        """Ends the processes that try out grammars."""
-        if self._grammars is not None:
-            self._grammars.close()
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
         found = self.executor.snapshots()

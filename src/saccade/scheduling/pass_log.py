@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from saccade.choice.catalogue import Catalogue
-from saccade.choice.key import Decision, GraphKey
+from saccade.choice.key import GraphKey
 from saccade.scheduling.executing import Lap
 from saccade.scheduling.orders import Pass
 from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
@@ -13,19 +13,8 @@ from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
 MAX_RECORDS = 512
 _ROWS = {"vision": "targets", "prefill": "ids", "decode": "ids", "head": "rows", "sample": "sequences"}
 _PassKind = tuple[str, GraphKey | None, str]  # phase, graph, and the reason if there is none
+_Shape = tuple[_PassKind, int, int]  # with rows and padded rows
 _Counts = dict[_PassKind, list[int]]  # passes, rows, padded rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    phase: str
-    decision: Decision
-    rows: int
-    padded: int
-
-    @property
-    def kind(self) -> _PassKind:
-        return self.phase, self.decision.key, "" if self.decision.key else self.decision.why
 
 
 @dataclass(slots=True)
@@ -107,7 +96,7 @@ class PassLog:
                 seconds = max(entry.end - start, 0.0)
             free_at = start + seconds
             if entry.number > since:
-                shapes = tuple(_pass_shape(shape) for shape in entry.shapes)
+                shapes = tuple(PassShape(name, str(key or ""), why, *rows) for (name, key, why), *rows in entry.shapes)
                 found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))
         return found
 
@@ -119,17 +108,12 @@ class PassLog:
         for request_id in requests:
             counts = self._counted.get(request_id)
             if counts is not None:
-                for shape in shapes:
-                    sums = counts.setdefault(shape.kind, [0, 0, 0])
-                    sums[:] = sums[0] + 1, sums[1] + shape.rows, sums[2] + shape.padded
+                for kind, rows, padded in shapes:
+                    sums = counts.setdefault(kind, [0, 0, 0])
+                    sums[:] = sums[0] + 1, sums[1] + rows, sums[2] + padded
 
     def _shape(self, one: Pass) -> _Shape:
-        rows = one.values[_ROWS[one.phase]].shape[-1]
-        capacity = one.decision.key.capacity if one.decision.key else one.decision.padded_to
+        decision, rows = one.decision, one.values[_ROWS[one.phase]].shape[-1]
+        capacity = decision.key.capacity if decision.key else decision.padded_to
         num_padded = 0 if capacity is None else capacity[self._rows[one.phase]] - rows
-        return _Shape(one.phase, one.decision, rows, num_padded)
-
-
-def _pass_shape(shape: _Shape) -> PassShape:
-    phase, key, reason = shape.kind
-    return PassShape(phase, str(key or ""), reason, shape.rows, shape.padded)
+        return (one.phase, decision.key, "" if decision.key else decision.why), rows, num_padded

@@ -10,7 +10,8 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import Span
 from saccade.choice.catalogue import Catalogue
 from saccade.errors import CapacityError, RequestError
-from saccade.inputs.placeholders import MediaSpan, Prompt
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.positions import FeatureRows
 from saccade.scheduling.request import Request, RequestQueue
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
@@ -84,21 +85,21 @@ def spans_of(prompt: Prompt, *, is_whole: bool) -> tuple[Span, ...]:
     """Media spans with all that tells them apart in the prefix cache."""
     return tuple(
         Span(
-            offset=span.offset,
-            length=span.length,
-            digest=span.digest,
-            media_idx=span.media_idx,
-            first_row=span.feature_offset,
-            layout=b"" if span.kind == "image" else _time_steps(prompt, span),
+            offset=rows.offset,
+            length=rows.length,
+            digest=prompt.media[rows.media_idx].digest,
+            media_idx=rows.media_idx,
+            first_row=rows.feature_offset,
+            layout=b"" if prompt.media[rows.media_idx].kind == "image" else _time_steps(prompt, rows),
             is_whole=is_whole,
         )
-        for span in prompt.spans
+        for rows in prompt.spans
     )
 
 
-def _time_steps(prompt: Prompt, span: MediaSpan) -> bytes:
+def _time_steps(prompt: Prompt, rows: FeatureRows) -> bytes:
     """A digest of positions in a video: they change keys and values, and do not follow from the pixels."""
-    positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
+    positions: Any = prompt.positions_3T[:, rows.offset : rows.offset + rows.length]
     return sha256((positions - positions[:, :1]).tobytes()).digest()
 
 

@@ -39,7 +39,6 @@ class MediaRows:
 
     start: int
     count: int
-    media_idx: int
     first_row: int
     pages: tuple[int, ...]
 
@@ -151,7 +150,7 @@ class Draft:
         for span in overlapping(request.spans, start, end) if request.entries else ():
             first, last = max(span.offset, start), min(span.end, end)
             pages = request.entries[span.media_idx].pages
-            media.append(MediaRows(first, last - first, span.media_idx, span.first_row + first - span.offset, pages))
+            media.append(MediaRows(first, last - first, span.first_row + first - span.offset, pages))
         self.chunks[request] = Chunk(
             request_id=request.id,
             start=start,

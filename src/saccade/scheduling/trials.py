@@ -16,7 +16,7 @@ from saccade.errors import CapacityError, RequestError
 from saccade.jobs.pool import Pool, PoolClosedError
 from saccade.jobs.pool_process import JobKilledError, JobLimits, ProcessLostError
 from saccade.scheduling.compiling import Words
-from saccade.scheduling.trial_process import Trial, VocabularyFile
+from saccade.scheduling.trial_process import VocabularyFile
 from saccade.wire.grammar import PARAM, Grammar, broken
 
 MODULE = "saccade.scheduling.trial_process"
@@ -41,8 +41,8 @@ class Trials:
 
     def __init__(self, words: Words) -> None:
         self._file = os.memfd_create("saccade-vocabulary", os.MFD_CLOEXEC)
-        read = VocabularyFile(list(words.tokens), list(words.special_token_ids), list(words.ends))
-        view = memoryview(msgspec.msgpack.encode(read))
+        vocabulary: VocabularyFile = list(words.tokens), list(words.special_token_ids), list(words.ends)
+        view = memoryview(msgspec.msgpack.encode(vocabulary))
         while view:
             view = view[os.write(self._file, view) :]
         self.pool = Pool(MODULE, NUM_PROCESSES, str(self._file), fds=(self._file,))
@@ -51,7 +51,7 @@ class Trials:
         """Raises a RequestError if the grammar is refused, and whatever `check_cancelled` raises."""
         if not needs_trial(grammar):
             return
-        data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.has_whitespace))
+        data = msgspec.msgpack.encode(grammar)
         cost_s = 1.0 if may_take_long(grammar) else 0.1
         try:
             self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, caller=caller, check_cancelled=check_cancelled)

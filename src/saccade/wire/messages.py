@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field, msgpack
 
-from saccade.inputs.placeholders import Media, MediaSpan, Prompt
+from saccade.inputs.placeholders import Media, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
-from saccade.inputs.positions import Ints
+from saccade.inputs.positions import FeatureRows, Ints
 from saccade.inputs.text.chat_messages import MediaKind
 from saccade.wire.engine_metrics import JobStats, SchedulerStats, new_step_tokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -45,7 +45,7 @@ class PromptHead(Struct, frozen=True, array_like=True):
     limits: bytes | None
     rope_delta: int
     media: tuple[MediaHead, ...]
-    spans: tuple[MediaSpan, ...]
+    spans: tuple[FeatureRows, ...]
 
 
 class StartEngine(Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from saccade.bench.scale.scale_device import IMAGE_ROWS
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.cache.prefix import Span
-from saccade.inputs.placeholders import Media, MediaSpan, Prompt
+from saccade.inputs.placeholders import Media, Prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.routing import affinity_key, request_tokens
@@ -102,6 +102,6 @@ def _shared_parts() -> tuple[Prompt, tuple[Span, ...], tuple[int, ...]]:
         positions_3T=positions,
         rope_delta=rope_delta(positions),
         media=(Media("image", _NO_PIXELS, IMAGE_PLAN, _NO_DIGEST),),
-        spans=(MediaSpan(0, "image", HEAD_TOKENS, IMAGE_ROWS, 0, _NO_DIGEST, IMAGE_PLAN.grid_thw),),
+        spans=(rows,),
     )
     return prompt, spans_of(prompt, is_whole=False), tuple(prompt.token_ids.tolist())

@@ -19,6 +19,7 @@ from urllib.parse import quote, urljoin
 import httpcore2
 
 from saccade.errors import RequestError
+from saccade.inputs.media.images import too_large
 
 MAX_URL_CHARS = 8192
 NAME_THREADS = 8
@@ -264,10 +265,6 @@ def _bracketed(host: str) -> str:
 def _host_header(address: RemoteAddress) -> str:
     is_default = address.port == (443 if address.scheme == "https" else 80)
     return _bracketed(address.host) + ("" if is_default else f":{address.port}")
-
-
-def too_large(what: str, limit: int, *, code: str = "media_too_large") -> RequestError:
-    return RequestError(f"{what} has more than {limit} bytes, which is the limit", code=code, status=413)
 
 
 def _refused(message: str) -> RequestError:

@@ -161,19 +161,18 @@ def read_data_url(url: str, limits: ImageLimits) -> bytes:
 def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
     """A SHA-256 of an image or video: its shape, its values and the settings that process it. Shape and settings come
     first, with their lengths, so that different inputs never hash the same bytes."""
-    name = hashlib.sha256()
-    name.update(len(settings).to_bytes(8, "little") + settings)
-    name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
-    name.update(np.ascontiguousarray(pixels).data)
-    return name.digest()
+    return _digest(settings, pixels.shape, np.ascontiguousarray(pixels).data)
 
 
 def digest_file(data: bytes, settings: bytes) -> bytes:
     """A SHA-256 of an image's file, which is much smaller than its pixels: 0.1 ms instead of 0.5 for a 560x560 JPEG.
     Zero dimensions are hashed, so that it never equals a digest of pixels."""
-    name = hashlib.sha256()
-    name.update(len(settings).to_bytes(8, "little") + settings)
-    name.update(np.asarray([0], dtype="<i8").tobytes())
+    return _digest(settings, (), data)
+
+
+def _digest(settings: bytes, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
+    name = hashlib.sha256(len(settings).to_bytes(8, "little") + settings)
+    name.update(np.asarray([len(shape), *shape], dtype="<i8").tobytes())
     name.update(data)
     return name.digest()
 
@@ -182,6 +181,10 @@ def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
     if num_bytes > limits.max_bytes:
         message = f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}"
         raise RequestError(message, code="image_too_large", status=413)
+
+
+def too_large(what: str, limit: int, *, code: str = "media_too_large") -> RequestError:
+    return RequestError(f"{what} has more than {limit} bytes, which is the limit", code=code, status=413)
 
 
 def check_size(height: int, width: int, limits: ImageLimits) -> None:

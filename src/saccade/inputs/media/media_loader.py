@@ -17,9 +17,9 @@ from urllib.parse import unquote_to_bytes
 
 from saccade.config import check_at_least, refused, setting
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.media.fetch import Fetcher, FetchPolicy, read_domains, too_large
-from saccade.inputs.media.images import ImageLimits, read_data_url
-from saccade.inputs.media.videos import check_frames
+from saccade.inputs.media.fetch import Fetcher, FetchPolicy, read_domains
+from saccade.inputs.media.images import ImageLimits, read_data_url, too_large
+from saccade.inputs.media.videos import read_video_url
 from saccade.inputs.text.chat_messages import MediaKind, MediaRef, find_sources, with_sources
 
 Hold = Callable[[int], None]
@@ -157,7 +157,7 @@ class MediaLoader:
         return data
 
     async def _decode(self, kind: MediaKind, url: str) -> bytes | list[bytes]:
-        read = _read_frames if kind == "video" and url[:16].lower().startswith("data:video/jpeg") else read_data_url
+        read = read_video_url if kind == "video" else read_data_url
         limits = replace(self._limits, max_bytes=self._max_bytes(kind))
         if len(url) // 4 * 3 > 2 * limits.max_bytes:
             raise too_large(f"the {kind}", limits.max_bytes, code=f"{kind}_too_large")
@@ -199,19 +199,6 @@ class MediaLoader:
 
 def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
     return ref.kind, ref.source if isinstance(ref.source, str | bytes) else id(ref.source)
-
-
-def _read_frames(url: str, limits: ImageLimits) -> list[bytes]:
-    head, _, body = url.partition(",")
-    check_frames(body.count(",") + 1, limits)
-    frames: list[bytes] = []
-    left = limits.max_bytes
-    for text in body.split(","):
-        frames.append(read_data_url(f"{head},{text}", limits))
-        left -= len(frames[-1])
-        if left < 0:
-            raise too_large("the video", limits.max_bytes)
-    return frames
 
 
 def _file_path(url: str) -> bytes:

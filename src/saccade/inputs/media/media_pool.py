@@ -6,7 +6,6 @@ ms, whatever its data (see `is_cheap`). All other files go to the pool, because 
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -23,11 +22,10 @@ from saccade.inputs.media.images import (
     MeasuredImage,
     Pixels,
     decode_image,
-    read_data_url,
 )
 from saccade.inputs.media.jpeg import is_cheap
 from saccade.inputs.media.media_process import MediaJob, MediaResult
-from saccade.inputs.media.videos import Video, load_video
+from saccade.inputs.media.videos import load_video, read_video
 from saccade.jobs.pool import Pool, PoolClosedError
 from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
 
@@ -66,31 +64,27 @@ class MediaPool:
             memory_bytes=BASE_BYTES + len(data) + (PIXEL_BYTES + SCRATCH_BYTES) * measured.num_pixels,
             max_output_bytes=PIXEL_BYTES * measured.num_pixels,
         )
-        job = MediaJob.of(limits=limits, is_video=False, fps=None)
+        job = MediaJob(False, [], None, limits)
         pixels, _ = self._run("image", job, (data,), bounds, cost_s, allowance)
         return pixels
 
     def video(self, source: Any, limits: ImageLimits, allowance: Allowance) -> tuple[Pixels, float | None]:
         """Like `load_video`. A source that is neither a file nor a list of files is read in this process."""
-        fps = None
-        if isinstance(source, Video):
-            source, fps = source.frames, source.fps
-        if isinstance(source, str) and source[:5].lower() == "data:" and source[:15].lower() != "data:video/jpeg":
-            source = read_data_url(source, limits)
-        is_file = isinstance(source, bytes)
-        if not is_file and not (isinstance(source, list) and source and all(isinstance(f, bytes) for f in source)):
-            return load_video(source if fps is None else Video(source, fps), limits, allowance)
-        frames: Sequence[bytes] = () if is_file else source
-        data = (source,) if is_file else tuple(frames)
+        video = read_video(source, limits)
+        if isinstance(video, bytes):
+            job, data = MediaJob(True, [], None, limits), (video,)
+        elif isinstance(frames := video.frames, list) and frames and all(isinstance(frame, bytes) for frame in frames):
+            job, data = MediaJob(True, list(map(len, frames)), video.fps, limits), tuple(frames)
+        else:
+            return load_video(video, limits, allowance)
         num_bytes = sum(map(len, data))
-        num_pixels = _known_pixels(data[0], len(frames))
+        num_pixels = _known_pixels(data[0], len(job.sizes))
         cost_s = math.inf if num_pixels is None else num_pixels / PIXELS_PER_S + num_bytes / BYTES_PER_S
         bounds = JobLimits(
             cpu_s=min(VIDEO_CPU_S, IMAGE_CPU_S + SLACK * cost_s),
             memory_bytes=BASE_BYTES + num_bytes,
             max_output_bytes=MAX_FRAME_BYTES,
         )
-        job = MediaJob.of(limits=limits, frames=frames, is_video=True, fps=fps)
         return self._run("video", job, data, bounds, min(cost_s, VIDEO_CPU_S), allowance)
 
     def _run(

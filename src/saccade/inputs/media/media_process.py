@@ -4,9 +4,7 @@ It imports neither torch nor a tokenizer, so it starts in a third of a second an
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import accumulate, pairwise
-from typing import Any
 
 import msgspec
 
@@ -22,11 +20,7 @@ class MediaJob(msgspec.Struct, frozen=True):
     is_video: bool
     sizes: list[int]  # bytes of each frame's file; empty for an image or video file
     fps: float | None
-    limits: dict[str, Any]
-
-    @classmethod
-    def of(cls, *, limits: ImageLimits, frames: Sequence[bytes] = (), is_video: bool, fps: float | None) -> "MediaJob":
-        return cls(is_video, [len(frame) for frame in frames], fps, asdict(limits))
+    limits: ImageLimits
 
 
 class MediaResult(msgspec.Struct, frozen=True):
@@ -36,12 +30,11 @@ class MediaResult(msgspec.Struct, frozen=True):
 
 def work(words: bytes, data: bytes, desk: Desk) -> bytes:
     job = msgspec.msgpack.decode(words, type=MediaJob)
-    limits = ImageLimits(**job.limits)
     if not job.is_video:
-        result = MediaResult(decode_image(measure_image(data, limits), desk.array).shape, None)
+        result = MediaResult(decode_image(measure_image(data, job.limits), desk.array).shape, None)
     else:
         video = Video(_split(data, job.sizes), job.fps) if job.sizes else data
-        frames, fps = load_video(video, limits, Allowance(hold=desk.hold), desk.array)
+        frames, fps = load_video(video, job.limits, Allowance(hold=desk.hold), desk.array)
         result = MediaResult(frames.shape, fps)
     return msgspec.msgpack.encode(result)
 

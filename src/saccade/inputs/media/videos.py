@@ -24,6 +24,7 @@ from saccade.inputs.media.images import (
     measure_image,
     new_pixels,
     read_data_url,
+    too_large,
 )
 
 _SIZES = "all frames of a video must have the same size"
@@ -37,26 +38,52 @@ class Video:
     fps: float | None = None
 
 
+VideoSource = Video | str | bytes | os.PathLike[str] | Sequence[ImageSource] | npt.NDArray[Any]
+
+
 def load_video(
-    video: Video | str | bytes | os.PathLike[str] | Sequence[ImageSource] | npt.NDArray[Any],
+    video: VideoSource,
     limits: ImageLimits,
     allowance: Allowance = ANYTHING,
     new: NewPixels = new_pixels,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. Bytes and paths are video files; a string is a data URL of one, or of JPEG frames
-    (data:video/jpeg;base64,frame,frame,...). A video array is returned as it is; otherwise the frames are in the array
-    that the last call of `new` returned."""
+    """Frames and rate. Bytes and paths are video files; a string is a data URL (see `read_video_url`). A video array is
+    returned as it is; otherwise the frames are in the array that the last call of `new` returned."""
+    found = read_video(video, limits)
+    if isinstance(found, bytes):
+        found = Video(*decode_video(found, limits, allowance, new))
+    _check_fps(found.fps)
+    return _load_frames(found.frames, limits, allowance, new), found.fps
+
+
+def read_video(video: VideoSource, limits: ImageLimits) -> bytes | Video:
+    """The bytes of a video file, or frames that may still be encoded."""
     if isinstance(video, str):
-        is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
-        video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
+        video = read_video_url(video, limits)
     if isinstance(video, os.PathLike):
-        video = _read_file(Path(video), limits)
+        return _read_file(Path(video), limits)
     if isinstance(video, bytes | bytearray | memoryview):
-        video = Video(*decode_video(bytes(video), limits, allowance, new))
-    if not isinstance(video, Video):
-        video = Video(video)
-    _check_fps(video.fps)
-    return _load_frames(video.frames, limits, allowance, new), video.fps
+        return bytes(video)
+    return video if isinstance(video, Video) else Video(video)
+
+
+def read_video_url(url: str, limits: ImageLimits) -> bytes | list[bytes]:
+    """The bytes of a data URL of a video file, or of JPEG frames (data:video/jpeg;base64,frame,frame,...)."""
+    head, comma, body = url.partition(",")
+    if not comma or head[:5].lower() != "data:":
+        message = "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)"
+        raise RequestError(message, code="video_unsupported")
+    if head[:15].lower() != "data:video/jpeg":
+        return read_data_url(url, limits)
+    check_frames(body.count(",") + 1, limits)
+    frames: list[bytes] = []
+    left = limits.max_video_bytes
+    for text in body.split(","):
+        frames.append(read_data_url(f"{head},{text}", limits))
+        left -= len(frames[-1])
+        if left < 0:
+            raise too_large("the video", limits.max_video_bytes)
+    return frames
 
 
 def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, float | None] | None:
@@ -114,16 +141,6 @@ def check_frames(num_frames: int, limits: ImageLimits) -> None:
     if num_frames > limits.max_frames:
         message = f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames"
         raise RequestError(message, code="video_too_long", status=413)
-
-
-def _split_frames(url: str, limits: ImageLimits) -> list[bytes]:
-    """The frames of a video/jpeg data URL, which are base64 separated by commas."""
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().startswith("data:video/jpeg"):
-        message = "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)"
-        raise RequestError(message, code="video_unsupported")
-    check_frames(body.count(",") + 1, limits)
-    return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
 
 
 def _read_file(path: Path, limits: ImageLimits) -> bytes:

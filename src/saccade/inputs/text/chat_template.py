@@ -7,7 +7,7 @@ string methods, undefined values that print as nothing. A failing template raise
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -55,14 +55,13 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
+        guarded: GuardedTokens | None = None,
         *,
-        special_tokens: Sequence[str] = (),
-        tags: Sequence[str] = (),
         named_tokens: Mapping[str, str] | None = None,
         fuel: int = FUEL,
     ) -> None:
-        """A user's `special_tokens` and `tags` stay plain text. `named_tokens` are variables such as bos_token."""
-        self._guarded = GuardedTokens(tuple(special_tokens), tuple(tags))
+        """A user's `guarded` tokens stay plain text. `named_tokens` are variables such as bos_token."""
+        self._guarded = guarded or GuardedTokens()
         self._named_tokens = dict(named_tokens or {})
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None

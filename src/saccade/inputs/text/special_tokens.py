@@ -49,7 +49,7 @@ class Segment:
 class GuardedTokens:
     """A model's special tokens and tags, prepared for the guards of its requests."""
 
-    def __init__(self, special_tokens: Sequence[str], tags: Sequence[str] = ()) -> None:
+    def __init__(self, special_tokens: Sequence[str] = (), tags: Sequence[str] = ()) -> None:
         self.tokens = special_pattern(special_tokens)
         self.all_tokens = special_pattern([*special_tokens, *tags])
         self.tags = frozenset(tags)

@@ -18,7 +18,7 @@ import tokenizers
 from saccade.errors import ConfigError, PanicError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.text.detokenizer import Detokenizer, TokenDecoder
-from saccade.inputs.text.special_tokens import Segment, check_unicode, special_pattern, template_tags
+from saccade.inputs.text.special_tokens import GuardedTokens, Segment, check_unicode, template_tags
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # Even short tokens can absorb spaces next to them, or merge a run of unknown characters into one.
@@ -58,7 +58,7 @@ class Tokenizer:
         others = {token_id: token.content for token_id, token in added.items() if token_id not in specials}
         self.tags = template_tags(others.values(), template)
         self._guarded_ids = self.special_ids | {token_id for token_id, text in others.items() if text in self.tags}
-        self._guarded_pattern = special_pattern([*self.special_tokens, *self.tags])
+        self.guarded = GuardedTokens(self.special_tokens, self.tags)
         self._bos_ids = self._find_bos()
         self.end_ids = self._find_ends()
         self.decoder = TokenDecoder.from_definition(
@@ -131,7 +131,7 @@ class Tokenizer:
 
     def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
         ids: list[int] = []
-        for text, is_plain in _runs(segments, self._guarded_pattern):
+        for text, is_plain in _runs(segments, self.guarded.all_tokens):
             if not is_plain:
                 ids += _encode(self._main, text)
                 continue
