@@ -159,6 +159,7 @@ def test_several_processes_compile_a_model_without_launching_anything(packages: 
     assert all(max(each.values()) == 1 for each in alone), "nothing is compiled twice"
     names = {each.split()[0] for each in packages.triton}
     assert {"norm_kernel", "rotary_kernel", "greedy_kernel", "job_rows_kernel", "note_kernel"} <= names
+    assert "varlen_kernel" in names, "verification captures an exact graph of small images"
     for found in (packages.triton, packages.tiles, packages.attention):
         found.clear()
     for index in range(COUNT):
@@ -166,6 +167,16 @@ def test_several_processes_compile_a_model_without_launching_anything(packages: 
         compile_share(folder, index, COUNT)
     together = [Counter(map(str, each)) for each in (packages.triton, packages.tiles, packages.attention)]
     assert together == alone
+
+
+def test_one_mask_kernel_serves_rows_of_any_width(packages: FakePackages) -> None:
+    """A request's own mask is as wide as the vocabulary, and the vocabulary as it is."""
+    packages.forget()
+    logits = torch.empty(2, 4096, device="meta")
+    with CompileOnly(CPU, torch.bfloat16, Share(0, 1), Share(0, 1)).compiling():
+        for width in (1, 128, 129):
+            sampling().allow_only(logits, torch.empty(2, width, dtype=torch.int32, device="meta"))
+    assert len(packages.triton) == 1
 
 
 def _jit_functions() -> list[Any]:

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
+from saccade.config import Tier
 from saccade.dry_run.blueprint import META, Blueprint, draw, dtype_for
 from saccade.execution.compilers import CompileJob
-from saccade.execution.logits import ALIGNMENT
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
 from saccade.kernels.compile_only import CompileOnly, Share
 from saccade.kernels.dispatch import device_named, open_device, sampling_for
+from saccade.kernels.fused_attention import SHORT_SEGMENT
 from saccade.kernels.packages import import_compilers
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
@@ -69,12 +71,21 @@ def passes(blueprint: Blueprint) -> Iterator[Callable[[], object]]:
     executor = blueprint.executor
     for runner in executor.phases:
         yield from (partial(_run, runner, i) for i in reversed(range(len(runner.phase.buckets))))
+        if Tier.EXACT in runner.settings.tiers:
+            yield partial(_run_small_images, runner)
     yield partial(_outside_graphs, blueprint)
 
 
 def _run(runner: GraphRunner, bucket: int) -> None:
     phase = runner.phase
     phase.body(Frame(phase.arena, phase.buckets[bucket], is_warmup=True))
+
+
+def _run_small_images(runner: GraphRunner) -> None:
+    """An exact graph knows its longest image, and small ones have an attention kernel of their own."""
+    phase = runner.phase
+    structure = {one.name: np.array([0, SHORT_SEGMENT]) for one in phase.arena.boundaries}
+    phase.body(Frame(phase.arena, phase.buckets[0], structure, is_warmup=True))
 
 
 def _outside_graphs(blueprint: Blueprint) -> None:
@@ -92,7 +103,7 @@ def _outside_graphs(blueprint: Blueprint) -> None:
     for note in (sampling.mark_prompt, sampling.count_tokens):
         note(state.seen, ids_1, ids_1, ids_1 > 0)
     sampling.logprobs(state.logits[:1], ids_1, min(MAX_LOGPROBS, state.logits.shape[1]))
-    sampling.allow_only(edited_1V, torch.zeros(1, ALIGNMENT, dtype=torch.int32, device=META))
+    sampling.allow_only(edited_1V, torch.zeros(1, 1, dtype=torch.int32, device=META))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, Sco
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
 MAX_SCORED_ROWS = 256  # prompt rows whose logits are in memory at once
-ALIGNMENT = 16  # words; Triton would compile another version for rows with other alignment
 
 
 class _Rules(NamedTuple):
@@ -33,7 +32,7 @@ class Logits:
         device = state.logits.device
         self._device_type = device.type
         max_rows, vocab_size = state.logits.shape
-        shape = (max_rows, -(-(vocab_size // 32 + 1) // ALIGNMENT) * ALIGNMENT)
+        shape = (max_rows, vocab_size // 32 + 1)
         self._masks_NW = torch.full(shape, -1, dtype=torch.int32, device=device)
         is_cuda = device.type == "cuda"
         self._rules: dict[int, _Rules] = {}
@@ -108,7 +107,7 @@ class Logits:
         return parts
 
     def warm_up(self) -> None:
-        """Compiles the mask kernel. Rows are aligned, so one version serves them all."""
+        """Compiles the mask kernel."""
         self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:

@@ -102,7 +102,7 @@ def bias_kernel(
 
 
 @Launcher
-@triton.jit
+@triton.jit(do_not_specialize=["allowed_stride"])
 def allow_kernel(logits_ptr, allowed_ptr, vocabulary, row_stride, allowed_stride, CHUNK: tl.constexpr):
     """Program (row, chunk): writes -inf wherever the token's bit is 0."""
     row = tl.program_id(0).to(tl.int64)
