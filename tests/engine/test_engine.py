@@ -260,6 +260,9 @@ class TestSampling:
         assert (stopped.finish.reason, stopped.finish.detail) == (FinishReason.STOP, plain[0])
         delayed = run(engine, {"c": prompt}, replace(GREEDY, stop_token_ids=(plain[0],), min_tokens=3))["c"]
         assert plain[0] not in delayed.token_ids[:3]
+        pressed = replace(GREEDY, stop_token_ids=(plain[0],), min_tokens=3, logit_bias={plain[0]: 100.0})
+        ended = run(engine, {"d": prompt}, pressed)["d"]
+        assert ended.token_ids.index(plain[0]) == 3 and ended.finish.reason is FinishReason.STOP, "it may end then"
 
 
 def test_pixels_on_the_host_are_bounded(loaded: Load) -> None:

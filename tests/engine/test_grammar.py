@@ -29,7 +29,7 @@ from saccade.wire.grammar import Grammar, check_grammar
 from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
-from saccade.wire.update import NO_TOKEN, FinishReason
+from saccade.wire.update import BROKEN, NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, random_prompt, run
 from tests.engine.simulated import make_request, make_scheduler
@@ -302,7 +302,8 @@ def test_a_parser_panic_ends_only_its_requests(loaded: Load, monkeypatch: pytest
     expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
     monkeypatch.setattr(engine.composer._masks, "_compute", panic)
     answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
-    assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
+    assert answers["g"].finish.reason is FinishReason.ERROR and answers["g"].finish.detail == BROKEN
+    assert answers["g"].token_ids == [] and answers["plain"].token_ids == expected
 
 
 def test_without_a_vocabulary_a_grammar_is_refused(loaded: Load) -> None:
@@ -455,14 +456,14 @@ class TestMasks:
     def test_the_artificial_end_token_cannot_be_chosen(self) -> None:
         compiler = GrammarCompiler(WORDS, 120)
         matcher = Matcher(compiler.compile(Grammar("regex", "a*")).result(), (68,))
-        assert self.allowed([MaskedRow(0, matcher, (68,))])[0] == {68}
+        assert self.allowed([MaskedRow(3, matcher, (68,))])[3] == {68}
 
     def test_a_matcher_with_an_error_leaves_its_row_alone(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
         grammar = compiler.compile(Grammar("regex", "ab")).result()
         bad, good = Matcher(grammar, (99,)), Matcher(grammar)
-        found = self.allowed([MaskedRow(0, bad), MaskedRow(1, good)])
-        assert bad.error == NO_TOKEN and len(found[0]) == 120 and {68} <= found[1] <= {68, 116}
+        found = self.allowed([MaskedRow(3, bad), MaskedRow(4, good)])
+        assert bad.error == NO_TOKEN and len(found[3]) == 120 and {68} <= found[4] <= {68, 116}
 
 
 class TestPlans:

@@ -106,6 +106,21 @@ def test_many_small_frames_are_spread_over_several_passes() -> None:
     assert all(sum(part.count for part in one) <= MAX_FRAMES for one in passes)
 
 
+def test_passes_at_the_seams_of_a_long_queue_are_joined() -> None:
+    """Parts are compared with 64 of about their size; what is left over of them shares passes with the next ones."""
+    rng, bins = np.random.default_rng(3), serving_bins(2048)
+    num_joined = 0
+    for _ in range(6):
+        parts = [MediaPart(i, 0, 1, int(units)) for i, units in enumerate(rng.integers(8, 120, 64 * 6))]
+        passes = pack(parts, bins)
+        check(parts, passes, bins)
+        by_size = sorted(parts, key=lambda part: -part.rows)
+        apart = [one for start in range(0, len(parts), 64) for one in pack(by_size[start : start + 64], bins)]
+        assert cost_of(passes, bins) <= cost_of(apart, bins)
+        num_joined += len(apart) - len(passes)
+    assert num_joined > 0
+
+
 @pytest.mark.parametrize(("frames", "units"), [(1, 40), (7, 40), (64, 1), (65, 1), (1000, 3), (5, 900), (2, 9000)])
 def test_videos_are_divided_between_frames_only(frames: int, units: int) -> None:
     bins = serving_bins(1024)

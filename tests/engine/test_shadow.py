@@ -416,17 +416,18 @@ def test_a_check_without_a_verdict_makes_no_other_graph_look_wrong(
     assert check_all(engine) == []
 
 
-def test_the_oldest_records_make_room_for_new_ones(loaded: Load) -> None:
+def test_the_oldest_records_make_room_for_new_ones(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = loaded("llama")
     engine = shadowed(loaded("llama"))
-    run(engine, *requests(made, 3, seed=1))
+    run(engine, *requests(made, 2, seed=1))
     shadow = shadow_of(engine)
     first, second = list(shadow._records)[:2]
-    before = len(shadow._records)
-    for _ in range(MAX_RECORDS - before + 1):
-        shadow.keep(shadow._records[-1])
-    assert len(shadow._records) == MAX_RECORDS and shadow._records[0] is second
+    count = len(shadow._records)
+    monkeypatch.setattr("saccade.execution.shadow.MAX_RECORDS", count)
+    shadow.keep(shadow._records[-1])
+    assert len(shadow._records) == count and shadow._records[0] is second
     assert counts(engine) == {"evicted": 1} and shadow.counts(first.key.phase) == {"evicted": 1}
+    assert check_all(engine) == [] and counts(engine) == {"evicted": 1, "equal": count}, "it overwrote nothing"
 
 
 def test_a_closed_shadow_records_nothing(loaded: Load) -> None:
@@ -470,8 +471,10 @@ class OtherRank:
 
     def __init__(self) -> None:
         self.says: list[bytes] = []
+        self.heard: list[bytes] = []
 
     def gather(self, data: bytes) -> list[bytes]:
+        self.heard.append(data)
         return [data, self.says.pop(0)]
 
 
@@ -505,10 +508,13 @@ def test_a_rank_without_the_record_says_so_and_drops_what_rank_0_has_passed_over
 ) -> None:
     engine, shadow = first
     numbers = [record.number for record in shadow._records]
-    other.says = [b"", b""]
+    other.says = [b"", b"", b""]
     assert shadow.check_together(numbers[3], GraphKey("decode", Mode.FULL, Capacity.of(tokens=999))) is None
     assert shadow.check_together(numbers[2], shadow._records[0].key) is None
     assert [record.number for record in shadow._records] == numbers[3:] and counts(engine) == {}
+    assert shadow.check_together(numbers[-1] + 1, shadow._records[-1].key) is None
+    assert not shadow.has_records and counts(engine) == {}
+    assert other.heard == [b"evicted"] * 3
 
 
 def test_a_difference_on_another_rank_counts_if_eager_runs_agree_on_all(

@@ -21,7 +21,7 @@ from saccade.execution.verification import (
     chosen_buckets,
     verify_graphs,
 )
-from saccade.graphs import Capacity, GraphRunner
+from saccade.graphs import Capacity, GraphRunner, VerifyRow
 from saccade.graphs.compare import OutputDifference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
@@ -31,6 +31,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, executor_of
+from tests.engine.wrong_graphs import spoil
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -222,6 +223,29 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
 
 def unreadable(*of: object) -> list[str]:
     raise UnreadableError("a graph's nodes are read with cuFuncGetParamInfo, which this CUDA driver does not have")
+
+
+def test_a_language_pass_that_disturbs_the_parts_of_a_vision_graph_is_found(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    executor = executor_of(build(model, made.folder, replace(SMALL, part_units=2, max_units=24)))
+    vision = executor.vision
+    assert vision is not None
+
+    def rows_in_parts() -> list[VerifyRow]:
+        return [row for row in verify_graphs(executor, is_short=True).rows if row.sequence == "in parts"]
+
+    def disturb() -> None:
+        for storage in vision.lane._pool.storages:  # type: ignore[attr-defined]
+            torch.empty(0).set_(storage).zero_()
+
+    divided = [graph.key for graph in vision.graphs if graph.num_parts > 1]
+    smallest = min(divided, key=lambda key: key.capacity["units"])
+    assert rows_in_parts() == [VerifyRow(str(smallest), "in parts", 1, 0.0)]
+    for graph in executor.prefill.graphs:
+        spoil(graph, disturb)
+    [wrong] = rows_in_parts()
+    assert "values of 'rows' differ" in wrong.problem
+    assert all(not phase.stats.replays for phase in executor.phases), "no replay of a check is counted"
 
 
 def test_exact_graphs_are_verified_if_there_are_no_others(loaded: Load) -> None:

@@ -61,6 +61,18 @@ def test_keeps_the_tokens_transformers_keeps(vocabulary: int, seed: int) -> None
         assert torch.equal(kept[row], kept_by_transformers(rows.logits[row], setting)), setting
 
 
+def test_large_logits_keep_the_same_tokens() -> None:
+    """Only differences between logits matter, however large their exponentials are."""
+    rows = rows_of(DRAWN, 1000, seed=17)
+    logits = (rows.logits * 64).round() / 64  # sums with 500 are exact
+    assert torch.equal(kept_by_us(rows.with_(logits=logits + 500)), kept_by_us(rows.with_(logits=logits)))
+
+
+def test_a_share_that_needs_all_tokens_keeps_all() -> None:
+    rows = rows_of([(1.0, 0, 0.9, 0.0), (1.0, 0, 0.7, 0.0)], 2, seed=0).with_(logits=torch.tensor([[1.0, 0.0]] * 2))
+    assert kept_by_us(rows).tolist() == [[True, True], [True, False]], "the likelier token has 73 %"
+
+
 def test_ties_with_the_last_kept_token_are_kept() -> None:
     """Logits computed in bfloat16 have many ties. We keep what transformers keeps, and all tokens that tie with it."""
     rows = rows_of(DRAWN, 1000, seed=4)
@@ -266,6 +278,12 @@ def test_suppressed_and_forbidden_tokens_are_never_drawn() -> None:
     is_allowed[2] = True
     sampling.allow_only(before, pack_bits(is_allowed))
     assert torch.equal(before == -INF, ~is_allowed)
+
+
+def test_the_first_and_the_last_token_are_scored() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]]).expand(2, -1)
+    chosen, rank, _, _ = sampling.logprobs(logits, integers(0, 3), 0)
+    assert torch.equal(chosen, torch.log_softmax(logits[0], 0)[[0, 3]]) and rank.tolist() == [1, 4]
 
 
 @pytest.mark.parametrize("k", [0, 1, 20])

@@ -246,17 +246,41 @@ def test_ranks_split_scales_like_weights(scheme: str, tmp_path: Path) -> None:
                 assert torch.equal(slot.view, slot.shard_of(held)), path
 
 
-@pytest.mark.parametrize("scheme", ["blocks", "channel"])
-def test_splitting_a_block_between_ranks_is_refused(scheme: str, tmp_path: Path) -> None:
-    quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES[scheme], tmp_path)
-    groups = Groups.imagined(1, 2)
-    if scheme == "channel":
-        load_model(quantized, groups=groups)
-        return
+@pytest.mark.parametrize("plain", [("q_proj", "k_proj", "v_proj"), ("o_proj",)], ids=["columns", "rows"])
+def test_splitting_a_block_between_ranks_is_refused(plain: tuple[str, ...], tmp_path: Path) -> None:
+    """Whether a rank holds some columns of a weight or some of its rows."""
+    quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES["blocks"], tmp_path)
+    layer = "model.layers.0.self_attn"
+    set_quantization(quantized, modules_to_not_convert=[*SKIPPED, *(f"{layer}.{name}" for name in plain)])
     with pytest.raises(
         ConfigError, match=r"shares of 192 over 2 ranks cut the 128 x 128 blocks.*smaller tensor-parallel"
     ):
-        load_model(quantized, groups=groups)
+        load_model(quantized, groups=Groups.imagined(1, 2))
+
+
+def test_scales_of_channels_can_be_split_anywhere(tmp_path: Path) -> None:
+    quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES["channel"], tmp_path)
+    load_model(quantized, groups=Groups.imagined(1, 2))
+
+
+def test_only_plain_weights_of_the_right_shape_are_rounded(loaded: Load, tmp_path: Path) -> None:
+    """Without their scales, e4m3 weights would be taken for numbers up to 448."""
+    made, _ = loaded("qwen3")
+    quantized, _ = write_quantized(made.folder, SCHEMES["channel"], tmp_path)
+    config = tiny.config_of(quantized)
+    del config["quantization_config"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    tensors = load_file(quantized / "model.safetensors")
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith("_scale")}
+    save_file(plain, quantized / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"is e4m3; weights that are already quantised need a quantization_config"):
+        load_model(quantized, quantize=FP8)
+    short = {name: tensor.float()[:-1] if "o_proj" in name else tensor.float() for name, tensor in plain.items()}
+    save_file(short, quantized / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"misshapen: model.layers.0.self_attn.o_proj.weight is (\d+)x(\d+); \d+x\2 is"
+    ):
+        load_model(quantized, quantize=FP8)
 
 
 def wide_checkpoint(folder: Path, head_dim: int = 64) -> Path:

@@ -53,8 +53,8 @@ def penalise(
     every output of the token, and presence once if there was any. Values of 1, 0 and 0 change nothing."""
     seen_NV = seen_SV[slots_N.clamp(0, seen_SV.shape[0] - 1).long()]
     counts = (seen_NV & ~IN_PROMPT).float()
-    rate = torch.where(seen_NV != 0, repetition_N[:, None], 1.0)
-    x = torch.where(logits_NV > 0, logits_NV / rate, logits_NV * rate)
+    repetition_N1 = repetition_N[:, None]
+    x = torch.where(logits_NV > 0, logits_NV / repetition_N1, logits_NV * repetition_N1)
     x = x - frequency_N[:, None] * counts - presence_N[:, None] * (counts > 0)
     logits_NV.copy_(torch.where(seen_NV != 0, x, logits_NV))
 
