@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TextIO
 
 import uvicorn
-from rich.console import Console
 
 from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
@@ -32,6 +31,7 @@ from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.sharing.freed_memory import FreedMemory
 from saccade.server.work_line import WorkLine
+from saccade.terminal import Notices
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
@@ -55,7 +55,7 @@ def serve(
 ) -> int:
     """Serves until a signal arrives and returns the exit code; a second signal skips the drain. `spare` is a worker
     process that was started ahead of time."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Notices()
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
@@ -82,7 +82,7 @@ def serve(
 class _Front:
     """The front end: answers HTTP at once, and accepts requests when the engine is ready."""
 
-    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Notices) -> None:
         self._settings, self._plan, self._console = settings, plan, console
         self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
