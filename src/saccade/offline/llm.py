@@ -136,9 +136,7 @@ class LLM:
         Images may also be PIL images or arrays, and videos lists of frames. `template` may have `tools`,
         `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`."""
         options = read_template_options(template, "chat")
-        found = read_each(
-            list_conversations(messages), lambda talk: read_conversation(talk, self.processor, **options)
-        )
+        found = read_each(list_conversations(messages), lambda talk: read_conversation(talk, self.processor, **options))
         return self._run(found, sampling_params, progress)
 
     def embed(
