@@ -415,9 +415,9 @@ def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:
         llm.chat([[{"role": "user", "content": "fine"}], [{"role": "critic"}]], GREEDY, progress=False)
     with pytest.raises(RequestError, match=r"^prompts\[1\]: prompt has 500 tokens"):
         llm.embed(["fine", [5] * 500], progress=False)
-    with pytest.raises(RequestError, match="^prompt has 500 tokens"):
+    with pytest.raises(RequestError, match=r"^prompt has 500 tokens"):
         llm.generate([[5] * 500], GREEDY, progress=False)
-    with pytest.raises(RequestError, match=r"a prompt is text, token ids or a mapping; got a float"):
+    with pytest.raises(RequestError, match="a prompt is text, token ids or a mapping; got a float"):
         llm.generate([1.5], GREEDY, progress=False)
     with pytest.raises(RequestError, match="2 prompts and 1 sampling_params"):
         llm.generate(["a", "b"], [GREEDY], progress=False)
