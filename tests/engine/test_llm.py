@@ -257,6 +257,17 @@ def test_invalid_prompts_are_refused_with_a_request_error(llm: LLM, ids: Any) ->
         llm.generate(ids, GREEDY, progress=False)
 
 
+def test_the_number_of_images_is_limited_as_asked(made: tiny.Tiny, picture: Image.Image) -> None:
+    conversation = [{"role": "user", "content": [{"type": "image", "image": picture}] * 2}]
+    with LLM(made.folder, **SETTINGS, limit_mm_per_prompt={"image": 1}) as llm:
+        with pytest.raises(RequestError, match=r"has 2 images; the limit is 1 \(--limit-mm-per-prompt\)") as refused:
+            llm.chat(conversation, GREEDY, progress=False)
+        assert refused.value.code == "too_many_images"
+    for wrong in (3, {"images": 1}, {"image": -1}, {"image": "2"}):
+        with pytest.raises(ConfigError, match=r'it must be a mapping such as {"image": 16'):
+            LLM(made.folder, limit_mm_per_prompt=wrong)  # type: ignore[arg-type]
+
+
 def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(llm: LLM) -> None:
     for messages in (5, "hello", {"role": "user"}, None, [5]):
         with pytest.raises(RequestError, match="message"):
