@@ -1,6 +1,8 @@
 """The routes, and the middleware in front of them."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,7 +36,8 @@ from saccade.server.sharing.callers import Callers
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
-OnEnd = Callable[[str, HttpExchange], None]
+OnEnd = Callable[[Scope, HttpExchange], None]
+_log = logging.getLogger(__name__)
 
 
 def build_app(service: Service) -> Starlette:
@@ -42,9 +45,13 @@ def build_app(service: Service) -> Starlette:
     routes = _routes(service)
     known = {route.path for route in routes}
 
-    def note(path: str, exchange: HttpExchange) -> None:
-        path = path.removeprefix(settings.root_path)
-        service.metrics.note_http(path if path in known else "other", exchange.status or 499)
+    def note(scope: Scope, exchange: HttpExchange) -> None:
+        path, status = scope["path"].removeprefix(settings.root_path), exchange.status or 499
+        service.metrics.note_http(path if path in known else "other", status)
+        if settings.access_log:
+            caller = ":".join(map(str, scope.get("client") or ("-",)))
+            # Without the query: some clients put their key there.
+            _log.info('%s - "%s %s" %d %s', caller, scope["method"], quote(scope["path"]), status, exchange.id)
 
     admission = Middleware(
         AdmissionMiddleware,
@@ -102,7 +109,7 @@ class AdmissionMiddleware:
         except ClientGoneError:
             exchange.status = 499
         finally:
-            self._on_end(scope["path"], exchange)
+            self._on_end(scope, exchange)
 
     def _check(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
         key_name = self._keys.check(path, exchange.headers)

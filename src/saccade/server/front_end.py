@@ -42,7 +42,7 @@ MAX_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
-_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
+_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING))
 
 
 def serve(
@@ -101,7 +101,7 @@ class _Front:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,  # see `build_app`
             root_path=settings.root_path,
             server_header=False,
             proxy_headers=False,
