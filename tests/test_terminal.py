@@ -106,3 +106,11 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_its_flag(tmp_path:
         write_json(path, {"a": 1})
     write_json(path, {"a": 1}, makes_folder=True)
     assert path.read_text() == '{\n "a": 1\n}\n'
+
+
+def test_closed_standard_streams_are_replaced_before_anything_takes_their_numbers() -> None:
+    code = "import socket, sys; from saccade.cli import main; "
+    code += "sys.exit(10 + main(['--version']) + (socket.socket().fileno() < 3))"
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    ended = subprocess.run([*closing, sys.executable, "-c", code], timeout=BOUND_S, check=False)
+    assert ended.returncode == 10

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -26,6 +26,33 @@ class Output(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         discard_output()
+
+
+class Notices(Console):
+    """What a server says on stderr. It goes on serving when the reader leaves, as `tee` does on Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        discard_output(sys.stderr)
+
+
+def open_missing_streams() -> None:
+    """Opens /dev/null for each standard stream that was closed when the process was started, as services do. Otherwise
+    sockets take their numbers, and uvloop aborts when it closes one of those."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def warn(text: str) -> None:
@@ -79,11 +106,12 @@ def _not_written(path: Path | str, reason: str | None, flags: str) -> ConfigErro
     return ConfigError(f"{path} cannot be written: {reason} ({flags})")
 
 
-def discard_output() -> None:
-    """Call when standard output has lost its reader: what is still buffered must not raise when Python exits."""
+def discard_output(stream: TextIO | None = None) -> None:
+    """Call when standard output, or another stream, has lost its reader: what is still buffered must not raise when
+    Python exits."""
     with suppress(io.UnsupportedOperation):  # not a file, so no pipe
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
         os.close(nowhere)
 
 

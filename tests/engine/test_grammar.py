@@ -577,6 +577,12 @@ def test_a_bad_grammar_is_refused(name: str) -> None:
     assert len(str(caught.value)) < 400 and str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("grammar", [Grammar("regex", "(?=a)b"), schema({"type": "string", "pattern": "(?=a)b"})])
+def test_what_is_wrong_with_a_pattern_is_said(grammar: Grammar) -> None:
+    with pytest.raises(RequestError, match=r"regex parse error: look-around, .* is not supported$"):
+        check_grammar(grammar)
+
+
 BOMBS = {
     "nested repeats": Grammar("regex", "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"),
     "nested plus": Grammar("regex", "((a+)+)+b"),

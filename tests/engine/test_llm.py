@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -256,6 +257,17 @@ def test_invalid_prompts_are_refused_with_a_request_error(llm: LLM, ids: Any) ->
         llm.generate(ids, GREEDY, progress=False)
 
 
+def test_the_number_of_images_is_limited_as_asked(made: tiny.Tiny, picture: Image.Image) -> None:
+    conversation = [{"role": "user", "content": [{"type": "image", "image": picture}] * 2}]
+    with LLM(made.folder, **SETTINGS, limit_mm_per_prompt={"image": 1}) as llm:
+        with pytest.raises(RequestError, match=r"has 2 images; the limit is 1 \(--limit-mm-per-prompt\)") as refused:
+            llm.chat(conversation, GREEDY, progress=False)
+        assert refused.value.code == "too_many_images"
+    for wrong in (3, {"images": 1}, {"image": -1}, {"image": "2"}):
+        with pytest.raises(ConfigError, match=r'it must be a mapping such as {"image": 16'):
+            LLM(made.folder, limit_mm_per_prompt=wrong)  # type: ignore[arg-type]
+
+
 def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(llm: LLM) -> None:
     for messages in (5, "hello", {"role": "user"}, None, [5]):
         with pytest.raises(RequestError, match="message"):
@@ -378,6 +390,17 @@ def test_a_stop_string_is_ignored_before_min_tokens(llm: LLM) -> None:
     assert (output.text, output.finish_reason, output.stop_reason) == (first, "stop", text[0])
 
 
+def test_calls_of_several_threads_get_their_own_answers(llm: LLM) -> None:
+    prompts = [[[5 + i, 6, 7]] * 4 for i in range(4)]
+
+    def answers(prompts: list[list[int]]) -> list[list[int]]:
+        return [each.outputs[0].token_ids for each in llm.generate(prompts, GREEDY, progress=False)]
+
+    alone = [answers(each) for each in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert list(threads.map(answers, prompts)) == alone
+
+
 def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
     with LLM(made.folder, **SETTINGS, enforce_eager=True, max_queued_requests=2) as small:
         answers = small.generate(["The quick", "brown"] * 6, GREEDY, progress=False)
@@ -395,8 +418,16 @@ def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: ti
 
 
 def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="prompt has 500 tokens"):
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: prompt has 500 tokens"):
         llm.generate(["fine", [5] * 500], GREEDY, progress=False)
+    with pytest.raises(RequestError, match=r"^prompts\[2\]: token ids must be a list of integers"):
+        llm.generate(["fine", "fine", {"prompt_token_ids": [None]}], GREEDY, progress=False)
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: messages\[0\]\.role: role must be"):
+        llm.chat([[{"role": "user", "content": "fine"}], [{"role": "critic"}]], GREEDY, progress=False)
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: prompt has 500 tokens"):
+        llm.embed(["fine", [5] * 500], progress=False)
+    with pytest.raises(RequestError, match=r"^prompt has 500 tokens"):
+        llm.generate([[5] * 500], GREEDY, progress=False)
     with pytest.raises(RequestError, match="a prompt is text, token ids or a mapping; got a float"):
         llm.generate([1.5], GREEDY, progress=False)
     with pytest.raises(RequestError, match="2 prompts and 1 sampling_params"):

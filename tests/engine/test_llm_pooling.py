@@ -155,6 +155,8 @@ def test_scoring_takes_pairs_or_one_text_against_many(ranker: Load) -> None:
     pairs = llm.score(["a", "b"], ["c", "d"], progress=False)
     alone = [llm.score("a", "c", progress=False)[0], llm.score("b", "d", progress=False)[0]]
     assert [one.outputs.score for one in pairs] == pytest.approx([one.outputs.score for one in alone], abs=CLOSE)
+    listed = llm.score(iter("ab"), np.array(["c", "d"]), progress=False)
+    assert [one.outputs.score for one in listed] == pytest.approx([one.outputs.score for one in pairs], abs=CLOSE)
     with pytest.raises(RequestError, match="text_1 has 2 texts and text_2 has 3"):
         llm.score(["a", "b"], ["c", "d", "e"], progress=False)
     with pytest.raises(RequestError, match="takes no images"):

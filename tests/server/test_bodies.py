@@ -86,6 +86,11 @@ def test_invalid_json_is_refused_as_by_the_parser_alone(body: bytes) -> None:
         assert parse_json(body, MOST) == expected
 
 
+def test_an_empty_body_is_called_empty() -> None:
+    with pytest.raises(RequestError, match=r"^the body is empty; it must be a JSON object$"):
+        parse_json(b"", MOST)
+
+
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("run", range(1, 40))
 def test_runs_of_backslashes_are_counted_wherever_a_chunk_ends(run: int) -> None:

@@ -1,6 +1,8 @@
 """What the server writes to its log, and what that costs the event loop."""
 
+import asyncio
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from saccade.errors import CapacityError, RequestError
 from saccade.server.front_end import log_to_stderr
 from saccade.server.http_errors import HttpError, explain
+from tests.server.fake import Caller, service_for
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
 MAX_CALLS = 100  # Python calls for one line; formatting it as a table takes thousands
@@ -17,7 +20,7 @@ MAX_CALLS = 100  # Python calls for one line; formatting it as a table takes tho
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("saccade", "uvicorn", "uvicorn.access")]
+    loggers = [logging.getLogger(name) for name in ("saccade", "uvicorn")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     log_to_stderr()
     yield
@@ -73,4 +76,14 @@ def test_internal_errors_are_logged_with_a_traceback(capsys: pytest.CaptureFixtu
 )
 def test_client_errors_are_not_logged(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
     assert explain(error, "an-id").status < 500
+    assert capsys.readouterr().err == ""
+
+
+def test_the_access_log_has_the_id_of_each_request_and_no_query(capsys: pytest.CaptureFixture[str]) -> None:
+    caller = Caller(service_for(None, access_log=True))
+    headers = {"x-request-id": "an-id"}
+    asyncio.run(caller.call("GET", "/v1/models\nforged", b"", headers, query=b"key=secret"))
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r'.* INFO \S+ - "GET /v1/models%0Aforged" 404 an-id', line)
+    asyncio.run(Caller(service_for(None)).get("/v1/models"))
     assert capsys.readouterr().err == ""

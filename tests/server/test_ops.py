@@ -41,6 +41,11 @@ def test_auto_means_the_served_model(scripted: Scripted) -> None:
     assert asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": "auto"})).json["model"] == "auto"
 
 
+def test_a_slash_behind_the_list_of_models_changes_nothing(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    assert asyncio.run(caller.get("/v1/models/")).json == asyncio.run(caller.get("/v1/models")).json
+
+
 def test_a_model_with_the_bundled_models_name_is_not_bundled(scripted: Scripted) -> None:
     caller, _, _ = scripted(served_model_name=("saccade",))
     assert asyncio.run(caller.get("/v1/models/saccade")).json["is_bundled"] is False

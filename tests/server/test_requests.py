@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.text.generation import GenerationDefaults
-from saccade.server.requests.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from saccade.server.requests.messages_protocol import MessagesRequest
+from saccade.server.requests.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
+from saccade.server.requests.protocol import ChatRequest, CompletionRequest, GenerateRequest, Wire
 from saccade.server.requests.reading import ignored_header, read_request
 from saccade.server.requests.request_params import chat_params, completion_params, generate_params
+from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.server.requests.structure import chosen_grammar
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.grammar import Grammar
@@ -99,7 +102,7 @@ def test_wrong_fields_are_refused_by_name(wrong: dict[str, Any]) -> None:
     ("name", "value", "harmless"),
     [
         ("return_tokens_as_token_ids", True, False), ("lora_path", "mine", ""), ("no_stop_trim", True, False),
-        ("stop_regex", "a+", []), ("custom_logit_processor", "code", None),
+        ("stop_regex", "a+", []), ("custom_logit_processor", "code", None), ("thinking_token_budget", 9, None),
     ],
 )  # fmt: skip
 def test_extensions_that_would_change_the_answer_are_refused(name: str, value: Any, harmless: Any) -> None:
@@ -108,6 +111,58 @@ def test_extensions_that_would_change_the_answer_are_refused(name: str, value: A
         with pytest.raises(RequestError) as refused:
             read_request(kind, orjson.dumps({**base, name: value}))
         assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "instead"),
+    [
+        (ChatRequest, "max_new_tokens", 5, "max_tokens"),
+        (ChatRequest, "max_output_tokens", 5, "max_tokens"),
+        (ChatRequest, "stop_sequences", ["a"], "stop"),
+        (ChatRequest, "enable_thinking", False, 'chat_template_kwargs: {"enable_thinking": ...}'),
+        (ChatRequest, "modalities", ["text", "audio"], None),
+        (CompletionRequest, "max_new_tokens", 5, "max_tokens"),
+        (GenerateRequest, "temperature", 0, "sampling_params.temperature"),
+        (GenerateRequest, "max_new_tokens", 5, "sampling_params.max_new_tokens"),
+        (ResponsesRequest, "max_tokens", 5, "max_output_tokens"),
+        (ResponsesRequest, "response_format", {"type": "json_object"}, "text.format"),
+        (ResponsesRequest, "guided_regex", "a", None),
+        (ResponsesRequest, "n", 2, None),
+        (ResponsesRequest, "repetition_penalty", 1.1, None),
+        (MessagesRequest, "stop", ["a"], "stop_sequences"),
+        (MessagesRequest, "output_format", {"type": "json_schema"}, "output_config.format"),
+        (EmbeddingRequest, "embed_dtype", "float16", None),
+        (EmbeddingRequest, "endianness", "big", None),
+        (EmbeddingRequest, "use_activation", False, "normalize"),
+        (ScoreRequest, "use_activation", False, None),
+        (RerankRequest, "softmax", False, None),
+    ],
+)
+def test_names_of_other_apis_are_refused_where_ignoring_them_would_change_the_answer(
+    kind: type[Wire], name: str, value: Any, instead: str | None
+) -> None:
+    known: dict[str, Any] = {"messages": HELLO, "prompt": "a", "input": "a", "query": "a", "documents": ["a"]}
+    base = {field: known[field] for field in known if field in kind.model_fields} | {"max_tokens": 9}
+    base = base if kind in (ChatRequest, CompletionRequest, MessagesRequest) else base | {"max_tokens": None}
+    read_request(kind, orjson.dumps(base | {name: None}))
+    with pytest.raises(RequestError) as refused:
+        read_request(kind, orjson.dumps(base | {name: value}))
+    hint = "leave it out" if instead is None else f"use {instead}"
+    assert str(refused.value) == f"{name} is not supported; {hint}" and refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": ["a", "b"]}, "text"),
+        ({"input_ids": [[5], [6]]}, "input_ids"),
+        ({"text": "a", "image_data": [["aa"], ["bb"]]}, "image_data"),
+    ],
+)
+def test_a_batch_of_sglang_is_refused_as_one(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match="one prompt; send a request for each") as refused:
+        read_request(GenerateRequest, orjson.dumps(fields))
+    assert refused.value.param == param
 
 
 def test_special_tokens_are_added_to_plain_text_only() -> None:

@@ -1,7 +1,9 @@
 """A starting server shows its progress; one that cannot start says why and exits."""
 
 import asyncio
+import os
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +32,19 @@ def test_an_address_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         port = taken.getsockname()[1]
         assert serve(Launch("m"), ServerSettings(port=port)) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_server_goes_on_when_the_reader_of_its_log_leaves() -> None:
+    """`saccade serve 2>&1 | tee FILE`: Ctrl-C ends tee, too."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = f"ServerSettings(port={taken.getsockname()[1]})"
+        code = "import sys; from saccade.server.front_end import serve, ServerSettings; "
+        code += f"sys.exit(10 + serve('m', {settings}))"
+        ended = subprocess.run([sys.executable, "-c", code], stderr=writer, timeout=HANG_S, check=False)
+    os.close(writer)
+    assert ended.returncode == 12, "it printed why, and went on to return that"
 
 
 def test_many_connections_are_accepted_within_a_few_turns_of_the_loop() -> None:

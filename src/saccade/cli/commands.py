@@ -9,7 +9,7 @@ from saccade import __version__
 from saccade.cli.groups import filled, flag_names
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.errors import SaccadeError
-from saccade.terminal import discard_output, warn
+from saccade.terminal import discard_output, open_missing_streams, warn
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
@@ -50,6 +50,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    open_missing_streams()
     status = _guarded(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()

@@ -283,8 +283,8 @@ class Processor:
     def _check_count(self, media: Sequence[MediaRef], kind: MediaKind, limit: int) -> None:
         same = [ref for ref in media if ref.kind == kind]
         if len(same) > limit:
-            message = f"the request has {len(same)} {kind}s; the limit is {limit}"
-            raise RequestError(message, param=same[limit].param, code="too_many_media")
+            message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
+            raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
 
 def _picture() -> bytes:

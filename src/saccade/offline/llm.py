@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from itertools import count
 from os import PathLike, fspath
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -25,7 +26,10 @@ from saccade.offline.llm_inputs import (
     list_conversations,
     list_params,
     list_prompts,
+    naming_prompt,
     read_conversation,
+    read_each,
+    read_media_limits,
     read_prompt,
     read_template_options,
 )
@@ -61,9 +65,12 @@ class _Batch:
 
 class LLM:
     """Generates in batches. Takes the command line's flags as keywords: `LLM(model, max_model_len=4096)`. Close it, or
-    use it as a context manager, to free its memory."""
+    use it as a context manager, to free its memory. Calls of several threads run one after the other."""
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
+    def __init__(
+        self, model: str | Path, *, limit_mm_per_prompt: Mapping[str, int] | None = None, **settings: Any
+    ) -> None:
+        """`limit_mm_per_prompt` is the most images and videos of a prompt: {"image": 128, "video": 16} if unset."""
         own = {each.name for each in fields(EngineSettings)}
         known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
@@ -72,9 +79,11 @@ class LLM:
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)
-        self.processor = Processor.from_folder(folder, chat_template=engine.chat_template)
+        media = read_media_limits(limit_mm_per_prompt)
+        self.processor = Processor.from_folder(folder, limits=media, chat_template=engine.chat_template)
         self._embedding = EmbeddingSettings.from_folder(folder, engine.pooling)
         self._built: Built | None = build_engine(folder, engine, limits, processor=self.processor)
+        self._turn = RLock()  # a step hands the updates of all requests to the one call that makes it
         self._ids = count()
         self._tokens: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
@@ -102,9 +111,10 @@ class LLM:
 
     def close(self) -> None:
         """Frees the device. A closed LLM cannot be used again."""
-        if self._built is not None:
-            self._built.close()
-        self._built = None
+        with self._turn:
+            if self._built is not None:
+                self._built.close()
+            self._built = None
 
     def generate(
         self,
@@ -116,7 +126,7 @@ class LLM:
         """Answers prompts, in order. A prompt is text, token ids (a list, or an array of numpy or torch), or {"prompt":
         text, "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders. A list such
         as [{"image": ...}, {"video": ...}, {"image": ...}] gives media in order."""
-        found = [read_prompt(prompt, self.processor) for prompt in list_prompts(prompts)]
+        found = read_each(list_prompts(prompts), lambda prompt: read_prompt(prompt, self.processor))
         return self._run(found, sampling_params, progress)
 
     def chat(
@@ -131,9 +141,7 @@ class LLM:
         Images may also be PIL images or arrays, and videos lists of frames. `template` may have `tools`,
         `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`."""
         options = read_template_options(template, "chat")
-        found = [
-            read_conversation(conversation, self.processor, **options) for conversation in list_conversations(messages)
-        ]
+        found = read_each(list_conversations(messages), lambda talk: read_conversation(talk, self.processor, **options))
         return self._run(found, sampling_params, progress)
 
     def embed(
@@ -180,8 +188,7 @@ class LLM:
     ) -> list[RankedDocument]:
         """Ranks documents (see `score`) by how well they fit one query, best first."""
         check_ranking(query, top_n)
-        given = documents if isinstance(documents, str | Mapping) else list(documents)
-        found = self.score(query, given, instruction=instruction, progress=progress)
+        found = self.score(query, documents, instruction=instruction, progress=progress)
         ranked = [RankedDocument(i, one.outputs.score) for i, one in enumerate(found)]
         return sorted(ranked, key=lambda one: (-one.relevance_score, one.index))[:top_n]
 
@@ -216,10 +223,17 @@ class LLM:
         progress: bool,
         batch: _Batch | None = None,
     ) -> list[RequestOutput]:
-        batch = _Batch() if batch is None else batch
+        wanted, batch = list_params(params, len(prompts)), _Batch() if batch is None else batch
+        with self._turn:
+            return self._run_alone(prompts, wanted, progress, batch)
+
+    def _run_alone(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool, batch: _Batch
+    ) -> list[RequestOutput]:
         try:
-            for prompt, wanted in zip(prompts, list_params(params, len(prompts)), strict=True):
-                self._add_when_possible(prompt, wanted, batch)
+            for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+                with naming_prompt(i, len(prompts)):
+                    self._add_when_possible(prompt, wanted, batch)
             self._finish(batch, progress)
         finally:  # whatever was raised, the next call starts clean
             for request_id in batch.requests:

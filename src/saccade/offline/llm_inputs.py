@@ -2,7 +2,7 @@
 read them anyway. The server never uses this module, so no text of a request opens a file."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saccade.errors import RequestError
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.media.images import ImageLimits
 from saccade.inputs.media.videos import Video
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
@@ -33,6 +34,20 @@ _TEMPLATE_OPTIONS = {  # by their names in `Processor.chat`
     "media": "media",
     "images": "images",
 }
+
+
+def read_media_limits(given: Any) -> ImageLimits:
+    """`given` is as in vLLM, such as {"image": 4, "video": 0}. Kinds that it leaves out keep their limit."""
+    names = {"image": "max_images", "video": "max_videos"}
+    limits = {} if given is None else given
+    is_read = isinstance(limits, Mapping) and all(
+        kind in names and isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        for kind, count in limits.items()
+    )
+    if not is_read:
+        allowed = 'it must be a mapping such as {"image": 16, "video": 0}'
+        raise ConfigError(f"limit_mm_per_prompt is {given!r}; {allowed} (--limit-mm-per-prompt)")
+    return ImageLimits(**{names[kind]: count for kind, count in limits.items()})
 
 
 def list_prompts(prompts: Any) -> list[Any]:
@@ -63,6 +78,25 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
     if len(chosen) != num_prompts:
         raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or just one")
     return chosen
+
+
+def read_each(items: Sequence[Any], read: Callable[[Any], Prompt]) -> list[Prompt]:
+    found = []
+    for i, item in enumerate(items):
+        with naming_prompt(i, len(items)):
+            found.append(read(item))
+    return found
+
+
+@contextmanager
+def naming_prompt(index: int, total: int) -> Iterator[None]:
+    """Says in errors which of several prompts is meant."""
+    try:
+        yield
+    except RequestError as error:
+        if total > 1:
+            error.args = (f"prompts[{index}]: {error}",)
+        raise
 
 
 def read_prompt(prompt: Any, processor: Processor) -> Prompt:

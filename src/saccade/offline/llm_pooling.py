@@ -1,6 +1,6 @@
 """Inputs of `LLM.embed`, `LLM.score` and `LLM.rerank`, and their results, which are shaped like vLLM's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -8,7 +8,7 @@ from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.rank_prompts import Content, read_content
-from saccade.offline.llm_inputs import list_conversations, list_prompts, read_prompt, with_files
+from saccade.offline.llm_inputs import list_conversations, list_prompts, read_each, read_prompt, with_files
 
 T = TypeVar("T")
 
@@ -39,11 +39,9 @@ class RankedDocument:
 def read_embedded(prompts: Any, processor: Processor, **template: Any) -> list[Prompt]:
     """Reads prompts like `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
     if _is_talk(prompts) or (_is_list(prompts) and len(prompts) > 0 and all(map(_is_talk, prompts))):
-        return [
-            processor.chat(conversation, **{"add_generation_prompt": False} | template)
-            for conversation in list_conversations(prompts)
-        ]
-    return [_ended(prompt, read_prompt(prompt, processor), processor) for prompt in list_prompts(prompts)]
+        options = {"add_generation_prompt": False} | template
+        return read_each(list_conversations(prompts), lambda talk: processor.chat(talk, **options))
+    return read_each(list_prompts(prompts), lambda prompt: _ended(prompt, read_prompt(prompt, processor), processor))
 
 
 def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
@@ -63,7 +61,8 @@ def check_ranking(query: Any, top_n: int | None) -> None:
 
 
 def _contents(items: Any, param: str) -> list[Content]:
-    found = [read_content(item, param) for item in (items if _is_list(items) else [items])]
+    is_one = isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable)
+    found = [read_content(item, param) for item in ([items] if is_one else items)]
     return [_with_files(content) for content in found]
 
 

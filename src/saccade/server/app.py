@@ -1,6 +1,8 @@
 """The routes, and the middleware in front of them."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,6 +35,7 @@ from saccade.server.service import Service
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
+_log = logging.getLogger(__name__)
 
 
 def build_app(service: Service) -> Starlette:
@@ -75,7 +78,15 @@ class AdmissionMiddleware:
         except ClientGoneError:
             exchange.status = 499
         finally:
-            self._service.metrics.note_http(path if path in self._known else "other", exchange.status or 499)
+            self._note(path, scope, exchange)
+
+    def _note(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
+        status = exchange.status or 499
+        self._service.metrics.note_http(path if path in self._known else "other", status)
+        if self._settings.access_log:
+            caller = ":".join(map(str, scope.get("client") or ("-",)))
+            # Without the query: some clients put their key there.
+            _log.info('%s - "%s %s" %d %s', caller, scope["method"], quote(scope["path"]), status, exchange.id)
 
     def _check(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
         key_name = self._keys.check(path, exchange.headers)

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, TextIO
 
 import uvicorn
-from rich.console import Console
 
 from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
@@ -30,6 +29,7 @@ from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.sharing.freed_memory import FreedMemory
 from saccade.server.work_line import WorkLine
+from saccade.terminal import Notices
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after the last replies
@@ -39,20 +39,18 @@ MAX_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
-_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
+_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING))
 
 
 def serve(plan: Launch, settings: ServerSettings) -> int:
     """Serves until a signal arrives and returns the exit code; a second signal skips the drain."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Notices()
     try:
         if settings.profile_folder:
             writable_folder(settings.profile_folder, "--profile-folder")
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
-            warnings.filterwarnings(
-                "ignore", module="PIL"
-            )  # its warnings would put clients' files into the server's log
+            warnings.filterwarnings("ignore", module="PIL")  # would put clients' files into the server's log
             log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config()
@@ -69,7 +67,7 @@ def serve(plan: Launch, settings: ServerSettings) -> int:
 class _Front:
     """The front end: answers HTTP at once, and accepts requests when the engine is ready."""
 
-    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Notices) -> None:
         self._settings, self._plan, self._console = settings, plan, console
         self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
@@ -87,7 +85,7 @@ class _Front:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,  # see `build_app`
             root_path=settings.root_path,
             server_header=False,
             proxy_headers=False,

@@ -100,9 +100,11 @@ def parser_limits() -> LLParserLimits:
 
 def broken(message: str) -> RequestError:
     """llguidance's message is about the client's own text, so the client gets its first line, without control
-    characters."""
-    line = next((part for part in message.splitlines() if part.strip()), "it cannot be read")
-    return _refuse("".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS])
+    characters. That of a pattern says only that there is an error; a later line says which."""
+    lines = [part.strip() for part in message.splitlines() if part.strip()] or ["it cannot be read"]
+    reasons = [line.removeprefix("error:") for line in lines[1:] if line.startswith("error:")]
+    shown = ["".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS] for line in (lines[0], *reasons[:1])]
+    return _refuse("".join(shown))
 
 
 def _from_schema(grammar: Grammar) -> str:

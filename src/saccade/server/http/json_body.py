@@ -28,6 +28,8 @@ def joined(parts: list[Body]) -> Body:
 def parse_json(body: Body, max_values: int) -> Any:
     """The values of a body. Long strings of a large one are cut out before parsing and put back afterwards: the parser
     looks at each of their bytes several times, and holds the GIL meanwhile."""
+    if not body:
+        raise RequestError("the body is empty; it must be a JSON object", code="invalid_json")
     try:
         if len(body) <= WHOLE_BYTES and _is_small(without_urls(body), max_values):
             return orjson.loads(body)

@@ -55,7 +55,8 @@ class OpsRoutes:
         return json_reply({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        return json_reply(self._card(self._service.check_model(request.path_params["name"])))
+        name = request.path_params["name"]
+        return json_reply(self._card(self._service.check_model(name))) if name else await self.models(request)
 
     async def version(self, request: Request) -> Response:
         return json_reply({"version": __version__})

@@ -69,7 +69,18 @@ class CountTokensRequest(Wire):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"container": (None,), "mcp_servers": (None, [])}
+    # Other names: of OpenAI, and of Anthropic's beta.
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "output_format": "output_config.format",
+    }
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(INSTEAD, (None,)),
+        "container": (None,),
+        "mcp_servers": (None, []),
+        "n": (None, 1),
+    }
 
 
 class MessagesRequest(CountTokensRequest):

@@ -69,6 +69,19 @@ class EmbeddingRequest(PoolingRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    # Of vLLM: other bytes in base64, and other names for normalize.
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PoolingRequest.UNSUPPORTED,
+        "embed_dtype": (None, "float32"),
+        "endianness": (None, "native", "little"),
+        "use_activation": (None, True),
+    }
+    INSTEAD: ClassVar[Mapping[str, str]] = {"use_activation": "normalize"}
+
+
+# A score is always a probability.
+_AS_LOGITS: Mapping[str, tuple[Any, ...]] = dict.fromkeys(("use_activation", "activation", "softmax"), (None, True))
+
 
 class ScoreRequest(PoolingRequest):
     """One text against one or many, or pairs; `queries` and `documents` are aliases."""
@@ -78,6 +91,8 @@ class ScoreRequest(PoolingRequest):
     queries: Items | None = None
     documents: Items | None = None
     instruction: str | None = None
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**PoolingRequest.UNSUPPORTED, **_AS_LOGITS}
 
 
 class RerankRequest(PoolingRequest):
@@ -89,6 +104,7 @@ class RerankRequest(PoolingRequest):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **PoolingRequest.UNSUPPORTED,
+        **_AS_LOGITS,
         "rank_fields": (None, []),
         "max_tokens_per_doc": (None,),
     }

@@ -211,7 +211,13 @@ class SamplingRequest(SamplingFields):
         "no_stop_trim": (None, False),
         "stop_regex": (None, [], ""),
         "custom_logit_processor": (None, ""),
+        "thinking_token_budget": (None,),
+        "max_new_tokens": (None,),
+        "max_output_tokens": (None,),
+        "stop_sequences": (None, []),
     }
+    # The names of other APIs for what has another name here.
+    INSTEAD = {"max_new_tokens": "max_tokens", "max_output_tokens": "max_tokens", "stop_sequences": "stop"}
 
 
 # Only "none" has an effect: templates can switch thinking off, not limit it.
@@ -241,8 +247,11 @@ class ChatRequest(SamplingRequest):
         "function_call": (None, "none", "auto"),
         "documents": (None, []),
         "audio": (None,),
+        "modalities": (None, [], ["text"]),
         "media_io_kwargs": (None, {}),
+        "enable_thinking": (None,),
     }
+    INSTEAD = {**SamplingRequest.INSTEAD, "enable_thinking": 'chat_template_kwargs: {"enable_thinking": ...}'}
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
@@ -303,12 +312,25 @@ class GenerateParams(SamplingFields):
     }
 
 
+def _not_many(value: Any) -> Any:
+    """SGLang takes a list of prompts, too, and then a list in a list of images."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        raise PydanticCustomError("batch", "must be one prompt; send a request for each")
+    return value
+
+
+def _not_many_images(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        raise PydanticCustomError("batch", "must be the images of one prompt; send a request for each prompt")
+    return value
+
+
 class GenerateRequest(Wire):
     """SGLang's native request; one prompt, not a batch."""
 
-    text: str | None = None
-    input_ids: TokenIds | None = None
-    image_data: str | Texts | None = None
+    text: Annotated[str | None, BeforeValidator(_not_many)] = None
+    input_ids: Annotated[TokenIds | None, BeforeValidator(_not_many)] = None
+    image_data: Annotated[str | Texts | None, BeforeValidator(_not_many_images)] = None
     sampling_params: GenerateParams | None = None
     return_logprob: bool | None = None
     logprob_start_len: Int | None = None
@@ -320,7 +342,9 @@ class GenerateRequest(Wire):
     return_text_in_logprobs: bool | None = None
 
     NESTED = {"sampling_params": GenerateParams}
+    INSTEAD = {name: f"sampling_params.{name}" for name in GenerateParams.model_fields}
     UNSUPPORTED = {
+        **dict.fromkeys(INSTEAD, (None,)),
         "input_embeds": (None,),
         "video_data": (None, []),
         "audio_data": (None, []),

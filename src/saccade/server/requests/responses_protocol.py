@@ -101,7 +101,27 @@ class ResponsesRequest(Wire):
     priority: Priority | None = None
     timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
 
+    # The names of chat completions for what has another name here.
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "structured_outputs": "text.format",
+        "guided_json": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(INSTEAD, (None,)),
+        **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids"), (None,)),
+        "n": (None, 1),
+        "min_p": (None, 0),
+        "min_tokens": (None, 0),
+        "presence_penalty": (None, 0),
+        "frequency_penalty": (None, 0),
+        "repetition_penalty": (None, 1),
+        "logit_bias": (None, {}),
+        "stop_token_ids": (None, []),
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
