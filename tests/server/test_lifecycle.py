@@ -53,6 +53,21 @@ def test_a_template_file_is_used_and_changes_the_fingerprint(begun: list[EngineS
     assert len({fingerprint for _, fingerprint in (first, *found)}) == 3
 
 
+def test_an_engine_that_starts_again_finds_the_processes_for_media(begun: list[EngineSettings], tmp_path: Path) -> None:
+    plan, service = Launch(str(write_qwen(tmp_path / "model"))), service_for(None)
+
+    async def run() -> None:
+        pools = []
+        for _ in range(2):
+            engine = await start(service, plan, Stages(lambda text: None, "", 0.0))
+            pools.append(engine.processor.pool)
+        await service.aclose()
+        assert pools[0] is pools[1] is service.media_pool is not None
+
+    asyncio.run(run())
+    assert len(begun) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -107,7 +107,8 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
         asyncio.to_thread(try_template, folder, chosen.chat_template),
     )
     if processor.images is not None and MediaPool.is_supported():
-        processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
+        # An engine that starts again finds the pool of the first.
+        processor.pool = service.media_pool = service.media_pool or MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     await asyncio.to_thread(processor.warm_up)

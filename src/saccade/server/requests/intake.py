@@ -5,7 +5,7 @@ them."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,7 +58,8 @@ class RequestJob(Generic[R]):
     prompt_param: str = "prompt"
     structure_param: str = "response_format"
     messages: list[Any] = field(default_factory=list)
-    has_media: bool = False  # fetched or not
+    has_media: bool = False  # loaded or not
+    needs_loading: bool = False
     is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -206,7 +207,8 @@ class PromptRoute(ABC, Generic[R]):
         with place.working(), self._naming(read.request):
             job = self._new_job(exchange, read.request, read.ignored)
             job.messages = self.messages(read.request)
-            job.has_media = bool(find_sources(job.messages))
+            refs = [ref for _, _, ref in find_sources(job.messages)]
+            job.has_media, job.needs_loading = bool(refs), not all(map(_is_inline, refs))
         job.seconds["parse"] = read.seconds + monotonic() - begun
         return job
 
@@ -243,7 +245,7 @@ class PromptRoute(ABC, Generic[R]):
             place.prepare_media()
         try:
             async with asyncio.timeout(left):
-                if _needs_loading(job.messages):
+                if job.needs_loading:
                     job.messages = await self.load(job.messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
                 in_thread = self.service.workers.in_media_thread if job.has_media else self.service.workers.in_thread
@@ -286,13 +288,9 @@ def _is_short(parts: list[Body], num_bytes: int) -> bool:
     return len(without_urls(body)) <= SHORT_BYTES
 
 
-def _needs_loading(messages: Sequence[Any]) -> bool:
-    """Whether any media source must be loaded first. An image's data URL need not: the processor reads it in the thread
-    that decodes it. Malformed messages are left for the processor to refuse."""
-    return not all(_is_inline(ref) for _, _, ref in find_sources(messages))
-
-
 def _is_inline(ref: MediaRef) -> bool:
+    """Whether it is an image's data URL, which the processor reads in the thread that decodes it. All other media are
+    loaded first."""
     return ref.kind == "image" and isinstance(ref.source, str) and ref.source[:5].lower() == "data:"
 
 
