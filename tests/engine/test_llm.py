@@ -265,7 +265,7 @@ def test_the_number_of_images_is_limited_as_asked(made: tiny.Tiny, picture: Imag
         assert refused.value.code == "too_many_images"
     for wrong in (3, {"images": 1}, {"image": -1}, {"image": "2"}):
         with pytest.raises(ConfigError, match=r'it must be a mapping such as {"image": 16'):
-            LLM(made.folder, limit_mm_per_prompt=wrong)  # type: ignore[arg-type]
+            LLM(made.folder, limit_mm_per_prompt=wrong)
 
 
 def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(llm: LLM) -> None:

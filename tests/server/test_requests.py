@@ -165,6 +165,13 @@ def test_a_batch_of_sglang_is_refused_as_one(fields: dict[str, Any], param: str)
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize("kind", ["xml", "regex", "structural_tag"])
+def test_an_error_about_a_format_names_only_formats_that_are_supported(kind: str) -> None:
+    with pytest.raises(RequestError, match=r"it should be 'text', 'json_object' or 'json_schema'$") as refused:
+        chat(response_format={"type": kind})
+    assert refused.value.param == "response_format.type"
+
+
 def test_special_tokens_are_added_to_plain_text_only() -> None:
     """Clients may say so, but not the opposite."""
     for kind, base, is_added in ((ChatRequest, {"messages": HELLO}, False), (CompletionRequest, {"prompt": "a"}, True)):

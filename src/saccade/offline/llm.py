@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from os import PathLike, fspath
@@ -67,10 +67,9 @@ class LLM:
     """Generates in batches. Takes the command line's flags as keywords: `LLM(model, max_model_len=4096)`. Close it, or
     use it as a context manager, to free its memory. Calls of several threads run one after the other."""
 
-    def __init__(
-        self, model: str | Path, *, limit_mm_per_prompt: Mapping[str, int] | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, model: str | Path, **settings: Any) -> None:
         """`limit_mm_per_prompt` is the most images and videos of a prompt: {"image": 128, "video": 16} if unset."""
+        media = read_media_limits(settings.pop("limit_mm_per_prompt", None))
         own = {each.name for each in fields(EngineSettings)}
         known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
@@ -79,7 +78,6 @@ class LLM:
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_model(model, revision=engine.revision, download_dir=engine.download_dir)
-        media = read_media_limits(limit_mm_per_prompt)
         self.processor = Processor.from_folder(folder, limits=media, chat_template=engine.chat_template)
         self._embedding = EmbeddingSettings.from_folder(folder, engine.pooling)
         self._built: Built | None = build_engine(folder, engine, limits, processor=self.processor)

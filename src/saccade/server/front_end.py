@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 import uvicorn
+from rich.console import Console
 
 from saccade.client.back_off import BackOff
 from saccade.client.served import ServedEngine
@@ -67,7 +68,7 @@ def serve(plan: Launch, settings: ServerSettings) -> int:
 class _Front:
     """The front end: answers HTTP at once, and accepts requests when the engine is ready."""
 
-    def __init__(self, settings: ServerSettings, plan: Launch, console: Notices) -> None:
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
         self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)

@@ -133,7 +133,7 @@ class JsonSchema(Wire):
 
 
 class ResponseFormat(Wire):
-    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 

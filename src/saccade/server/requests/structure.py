@@ -68,9 +68,6 @@ def _from_format(asked: ResponseFormat) -> Asked:
                 param = "response_format.json_schema.schema"
                 raise RequestError(f"{param} is missing", param=param, code="missing_parameter")
             return [("response_format", _grammar("response_format", "json_schema", schema))]
-        case _:
-            text = "response_format must be of type text, json_object or json_schema"
-            raise RequestError(text, param="response_format.type", code="unsupported_parameter")
 
 
 def _from_structured(asked: StructuredOutputs) -> Asked:
