@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from tests.engine.test_shadow import (
     runner_of,
     shadowed,
 )
-from tests.engine.wrong_graphs import spoil_outputs
+from tests.engine.wrong_graphs import spoil, spoil_outputs
 
 Load = Callable[[str], Loaded]
 
@@ -128,6 +129,23 @@ def prefill_file(loaded: Load, tmp_path: Path) -> Iterator[ShadowFile]:
     yield wrong_file(loaded("qwen3_vl"), "prefill", tmp_path)[1]
 
 
+def test_a_replay_that_writes_wrong_keys_is_told_apart(loaded: Load, prefill_file: ShadowFile) -> None:
+    made, model = loaded("qwen3_vl")
+    executor = executor_of(build(model, made.folder, SIZES))
+    keys = executor.state.caches[0][0].flatten(0, 1)
+    for graph in executor.prefill.graphs:
+        spoil(graph, partial(keys.index_fill_, 0, graph.frame["slots"][:1], 9.0))
+    [found] = replay_file(executor, prefill_file).differences
+    assert found.output == "keys of layer 0" and found.row == 0
+
+
+def test_digests_depend_on_names_types_and_shapes() -> None:
+    zeros = torch.zeros(2, 3)
+    named = [{"a": zeros}, {"b": zeros}, {"a": zeros.T}, {"a": zeros.int()}, {"a": zeros + 1}, {}]
+    assert len({digest_of(tensors) for tensors in named}) == len(named)
+    assert digest_of({"a": zeros}) == digest_of({}, {"a": zeros.numpy()})
+
+
 def test_a_file_that_this_engine_cannot_have_written_is_refused(loaded: Load, prefill_file: ShadowFile) -> None:
     made, model = loaded("qwen3_vl")
     executor = executor_of(build(model, made.folder, SIZES))
@@ -149,10 +167,10 @@ def test_files_are_private_and_only_the_newest_are_kept(prefill_file: ShadowFile
     folder.mkdir(mode=0o755)
     (folder / "other.txt").write_text("not ours")
     for number in range(MAX_FILES + 2):
-        path = write_file(folder, replace(prefill_file, digest=str(number)))
+        path = write_file(folder, replace(prefill_file, digest=str(9 - number)))
         os.utime(path, (number, number))
         assert path.stat().st_mode & 0o777 == 0o600
-    names = [f"prefill-{number}{SUFFIX}" for number in range(2, MAX_FILES + 2)]
+    names = [f"prefill-{9 - number}{SUFFIX}" for number in reversed(range(2, MAX_FILES + 2))]
     assert sorted(path.name for path in folder.iterdir()) == ["other.txt", *names]
 
 

@@ -262,6 +262,21 @@ def test_exact_graphs_are_verified_if_there_are_no_others(loaded: Load) -> None:
         assert row.key == "vision/full exact" and row.is_right
 
 
+def test_state_that_moves_is_noticed(loaded: Load) -> None:
+    executor = thinned(loaded("qwen3_vl"), num_buckets=1)
+    state, runner = executor.state, executor.prefill
+    assert state.vision_rows is not None
+    values = runner.phase.example((1,), torch.Generator().manual_seed(0))
+    read = {"vision rows": state.vision_rows, "newest ids": state.newest_ids, "keys of layer 1": state.caches[1][0]}
+    for name, tensor in read.items():
+        runner.run(values, lambda outputs: None)
+        before = torch.empty(0, dtype=tensor.dtype).set_(tensor)
+        tensor.set_(tensor.clone())
+        with pytest.raises(AddressError, match=f"'{name}' was at"):
+            runner.run(values, lambda outputs: None)
+        tensor.set_(before)
+
+
 def test_a_replaced_layer_is_noticed(loaded: Load) -> None:
     """The graph reads the old layer, whose weights have not changed, so the path to it must be watched as well."""
     made, _ = loaded("qwen3_vl")
