@@ -237,7 +237,7 @@ def test_a_language_pass_that_disturbs_the_parts_of_a_vision_graph_is_found(load
         return [row for row in verify_graphs(executor, is_short=True).rows if row.sequence == "in parts"]
 
     def disturb() -> None:
-        for storage in vision.lane._pool.storages:  # type: ignore[attr-defined]
+        for storage in vision.lane._pool.storages:  # type: ignore[union-attr]
             torch.empty(0).set_(storage).zero_()
 
     divided = [graph.key for graph in vision.graphs if graph.num_parts > 1]
@@ -270,11 +270,11 @@ def test_state_that_moves_is_noticed(loaded: Load) -> None:
     read = {"vision rows": state.vision_rows, "newest ids": state.newest_ids, "keys of layer 1": state.caches[1][0]}
     for name, tensor in read.items():
         runner.run(values, lambda outputs: None)
-        before = torch.empty(0, dtype=tensor.dtype).set_(tensor)
-        tensor.set_(tensor.clone())
+        before = tensor.data
+        tensor.data = tensor.clone()
         with pytest.raises(AddressError, match=f"'{name}' was at"):
             runner.run(values, lambda outputs: None)
-        tensor.set_(before)
+        tensor.data = before
 
 
 def test_a_replaced_layer_is_noticed(loaded: Load) -> None:

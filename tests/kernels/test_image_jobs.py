@@ -114,7 +114,7 @@ def test_a_band_has_the_source_rows_that_its_target_rows_weigh_and_few_more(resa
         centres = (np.arange(start, stop) + 0.5) * old / new
         reach = RESAMPLING[resample] * max(old / new, 1)
         distances = np.abs(np.arange(old)[:, None] + 0.5 - centres)
-        (weighed,) = (distances < reach - 1e-9).any(1).nonzero()
+        weighed = np.flatnonzero((distances < reach - 1e-9).any(axis=1))
         low, high = source_rows(start, stop, old, new, resample)
         first, last = int(weighed[0]), int(weighed[-1])
         assert 0 <= low <= max(first - MARGIN_ROWS, 0) and min(last + MARGIN_ROWS, old - 1) < high <= old
