@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 from saccade.errors import ConfigError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import (
@@ -122,6 +122,23 @@ def test_a_fresh_engine_repeats_both_runs_from_the_file_alone(loaded: Load, phas
     assert again.as_recorded == [] and {difference.output for difference in again.differences} == seen
     assert (again.replay_digest, again.eager_digest) != (found.replay_digest, found.eager_digest)
     assert again.eager_digest == found.eager_digest
+
+
+def test_an_engine_captures_the_exact_graph_of_a_file(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("qwen3_vl")
+    options = replace(SIZES, vision_tiers=frozenset({Tier.EXACT}))
+    engine = shadowed(loaded("qwen3_vl"), tmp_path, options)
+    vision = runner_of(engine, "vision")
+    values = vision.phase.example((5, 2), torch.Generator().manual_seed(0))
+    vision.capture_exact(values)
+    spoil_outputs(vision)
+    vision.run(values, lambda outputs: None)
+    [mismatch] = check_all(engine)
+    assert mismatch.path is not None and mismatch.key.digest
+    executor = executor_of(build(model, made.folder, options))
+    found = replay_file(executor, read_file(mismatch.path))
+    assert found.differences == [] and [difference.output for difference in found.as_recorded] == ["rows"]
+    assert executor.vision is not None and [graph.key for graph in executor.vision.graphs] == [mismatch.key]
 
 
 @pytest.fixture
