@@ -161,6 +161,17 @@ class TestLogprobs:
             for name, prompt in prompts.items():
                 self.check(made, prompt, answers[name], f"{name} attempt {attempt}")
 
+    def test_each_request_of_a_batch_gets_as_many_tokens_as_it_asked_for(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        counts = {"one": 1, "none": 0, "five": 5, "unscored": None, "two": 2}
+        params = {name: replace(GREEDY, logprobs=n, prompt_logprobs=n) for name, n in counts.items()}
+        prompts = {name: text_prompt([5 + i, 6, 7]) for i, name in enumerate(counts)}
+        for name, answer in run(build(model, made.folder, Options()), prompts, params).items():
+            outputs = [update.scores for update in answer.updates if update.scores is not None]
+            scored = outputs + [u.prompt_scores.scores for u in answer.updates if u.prompt_scores is not None]
+            assert {part.top_ids.shape[1] for part in scored} == ({counts[name]} - {None}), name
+            assert {part.top_logprobs.shape[1] for part in scored} == ({counts[name]} - {None}), name
+
     def check(self, made: tiny.Tiny, prompt: Prompt, answer: Any, what: str) -> None:
         inputs = oracle_inputs(made, prompt)
         whole = torch.cat([inputs["input_ids"], torch.tensor([answer.token_ids])], dim=1)

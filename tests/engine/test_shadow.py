@@ -12,6 +12,7 @@ import torch
 from msgspec import msgpack
 from torch import Tensor
 
+from saccade.choice.key import Reason
 from saccade.config import Mode
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.shadow import MAX_RECORDS, Shadow
@@ -428,6 +429,27 @@ def test_the_oldest_records_make_room_for_new_ones(loaded: Load, monkeypatch: py
     assert len(shadow._records) == count and shadow._records[0] is second
     assert counts(engine) == {"evicted": 1} and shadow.counts(first.key.phase) == {"evicted": 1}
     assert check_all(engine) == [] and counts(engine) == {"evicted": 1, "equal": count}, "it overwrote nothing"
+
+
+def test_a_pass_that_fails_is_not_recorded_with_the_results_of_the_next(loaded: Load) -> None:
+    """The next one runs eagerly, so it is not recorded either."""
+    engine = shadowed(loaded("llama"))
+    decode = executor_of(engine).decode
+    values = decode.phase.example((1, 1), torch.Generator().manual_seed(0))
+    key = decode.decide(decode.phase.arena.admit(values)).key
+    assert key is not None
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    for graph in decode.graphs:
+        spoil(graph, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decode.run(values, lambda outputs: None)
+    decode.catalogue.retire(key, "it fails")
+    decode.run(values, lambda outputs: None)
+    assert decode.stats.fallbacks[Reason.OUT_OF_SERVICE] == 1
+    assert not shadow_of(engine).has_records and counts(engine) == {}
 
 
 def test_a_closed_shadow_records_nothing(loaded: Load) -> None:

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 from saccade.errors import ConfigError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import (
@@ -37,7 +38,7 @@ from tests.engine.test_shadow import (
     runner_of,
     shadowed,
 )
-from tests.engine.wrong_graphs import spoil_outputs
+from tests.engine.wrong_graphs import spoil, spoil_outputs
 
 Load = Callable[[str], Loaded]
 
@@ -123,9 +124,43 @@ def test_a_fresh_engine_repeats_both_runs_from_the_file_alone(loaded: Load, phas
     assert again.eager_digest == found.eager_digest
 
 
+def test_an_engine_captures_the_exact_graph_of_a_file(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("qwen3_vl")
+    options = replace(SIZES, vision_tiers=frozenset({Tier.EXACT}))
+    engine = shadowed(loaded("qwen3_vl"), tmp_path, options)
+    vision = runner_of(engine, "vision")
+    values = vision.phase.example((5, 2), torch.Generator().manual_seed(0))
+    vision.capture_exact(values)
+    spoil_outputs(vision)
+    vision.run(values, lambda outputs: None)
+    [mismatch] = check_all(engine)
+    assert mismatch.path is not None and mismatch.key.digest
+    executor = executor_of(build(model, made.folder, options))
+    found = replay_file(executor, read_file(mismatch.path))
+    assert found.differences == [] and [difference.output for difference in found.as_recorded] == ["rows"]
+    assert executor.vision is not None and [graph.key for graph in executor.vision.graphs] == [mismatch.key]
+
+
 @pytest.fixture
 def prefill_file(loaded: Load, tmp_path: Path) -> Iterator[ShadowFile]:
     yield wrong_file(loaded("qwen3_vl"), "prefill", tmp_path)[1]
+
+
+def test_a_replay_that_writes_wrong_keys_is_told_apart(loaded: Load, prefill_file: ShadowFile) -> None:
+    made, model = loaded("qwen3_vl")
+    executor = executor_of(build(model, made.folder, SIZES))
+    keys = executor.state.caches[0][0].flatten(0, 1)
+    for graph in executor.prefill.graphs:
+        spoil(graph, partial(keys.index_fill_, 0, graph.frame["slots"][:1], 9.0))
+    [found] = replay_file(executor, prefill_file).differences
+    assert found.output == "keys of layer 0" and found.row == 0
+
+
+def test_digests_depend_on_names_types_and_shapes() -> None:
+    zeros = torch.zeros(2, 3)
+    named = [{"a": zeros}, {"b": zeros}, {"a": zeros.T}, {"a": zeros.int()}, {"a": zeros + 1}, {}]
+    assert len({digest_of(tensors) for tensors in named}) == len(named)
+    assert digest_of({"a": zeros}) == digest_of({}, {"a": zeros.numpy()})
 
 
 def test_a_file_that_this_engine_cannot_have_written_is_refused(loaded: Load, prefill_file: ShadowFile) -> None:
@@ -149,10 +184,10 @@ def test_files_are_private_and_only_the_newest_are_kept(prefill_file: ShadowFile
     folder.mkdir(mode=0o755)
     (folder / "other.txt").write_text("not ours")
     for number in range(MAX_FILES + 2):
-        path = write_file(folder, replace(prefill_file, digest=str(number)))
+        path = write_file(folder, replace(prefill_file, digest=str(9 - number)))
         os.utime(path, (number, number))
         assert path.stat().st_mode & 0o777 == 0o600
-    names = [f"prefill-{number}{SUFFIX}" for number in range(2, MAX_FILES + 2)]
+    names = [f"prefill-{9 - number}{SUFFIX}" for number in reversed(range(2, MAX_FILES + 2))]
     assert sorted(path.name for path in folder.iterdir()) == ["other.txt", *names]
 
 

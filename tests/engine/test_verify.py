@@ -235,7 +235,7 @@ def test_a_language_pass_that_disturbs_the_parts_of_a_vision_graph_is_found(load
         return [row for row in verify_graphs(executor, is_short=True).rows if row.sequence == "in parts"]
 
     def disturb() -> None:
-        for storage in vision.lane._pool.storages:  # type: ignore[attr-defined]
+        for storage in vision.lane._pool.storages:  # type: ignore[union-attr]
             torch.empty(0).set_(storage).zero_()
 
     divided = [graph.key for graph in vision.graphs if graph.num_parts > 1]
@@ -258,6 +258,21 @@ def test_exact_graphs_are_verified_if_there_are_no_others(loaded: Load) -> None:
             encoder.graphs.capture_exact(encoder.graphs.phase.example((3, 2), torch.Generator().manual_seed(0)))
         (row,) = verify_graphs(executor, is_short=is_short).rows
         assert row.key == "vision/full exact" and row.is_right
+
+
+def test_state_that_moves_is_noticed(loaded: Load) -> None:
+    executor = thinned(loaded("qwen3_vl"), num_buckets=1)
+    state, runner = executor.state, executor.prefill
+    assert state.vision_rows is not None
+    values = runner.phase.example((1,), torch.Generator().manual_seed(0))
+    read = {"vision rows": state.vision_rows, "newest ids": state.newest_ids, "keys of layer 1": state.caches[1][0]}
+    for name, tensor in read.items():
+        runner.run(values, lambda outputs: None)
+        before = tensor.data
+        tensor.data = tensor.clone()
+        with pytest.raises(AddressError, match=f"'{name}' was at"):
+            runner.run(values, lambda outputs: None)
+        tensor.data = before
 
 
 def test_a_replaced_layer_is_noticed(loaded: Load) -> None:

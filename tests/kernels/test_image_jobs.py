@@ -9,12 +9,15 @@ import torch
 
 from saccade.kernels.image_jobs import (
     BEYOND,
+    MARGIN_ROWS,
     MAX_JOBS,
+    RESAMPLING,
     Column,
     ImageJob,
     PatchSettings,
     banded_jobs,
     filter_numbers,
+    source_rows,
     write_table,
 )
 from tests.kernels.test_launch import Kernel
@@ -100,6 +103,22 @@ def test_bands_cover_all_patches_once_within_their_bytes() -> None:
     rows = [row for job in jobs for row in range(job.out_row, job.out_row + job.num_patches(SHAPE))]
     assert sorted(rows) == list(range(5, 5 + 2 * 16 * 8))
     assert all(max(job.frames.nbytes, job.scratch_bytes) <= 12_000 for job in jobs)
+
+
+@pytest.mark.parametrize("resample", RESAMPLING)
+def test_a_band_has_the_source_rows_that_its_target_rows_weigh_and_few_more(resample: str) -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        old, new = (int(side) for side in rng.integers(1, 90, 2))
+        start, stop = sorted(int(row) for row in rng.choice(new + 1, 2, replace=False))
+        centres = (np.arange(start, stop) + 0.5) * old / new
+        reach = RESAMPLING[resample] * max(old / new, 1)
+        distances = np.abs(np.arange(old)[:, None] + 0.5 - centres)
+        weighed = np.flatnonzero((distances < reach - 1e-9).any(axis=1))
+        low, high = source_rows(start, stop, old, new, resample)
+        first, last = int(weighed[0]), int(weighed[-1])
+        assert 0 <= low <= max(first - MARGIN_ROWS, 0) and min(last + MARGIN_ROWS, old - 1) < high <= old
+        assert first - low <= MARGIN_ROWS + 2 and high - last <= MARGIN_ROWS + 4
 
 
 def test_host_and_device_agree_on_the_columns() -> None:
