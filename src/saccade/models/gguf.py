@@ -18,20 +18,9 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.models.model_config import Config
 
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How llama.cpp stores one architecture."""
-
-    architecture: str
-    is_interleaved: bool = False
-
-
-DIALECTS = {
-    "llama": Dialect("LlamaForCausalLM", is_interleaved=True),
-    "qwen2": Dialect("Qwen2ForCausalLM"),
-    "qwen3": Dialect("Qwen3ForCausalLM"),
-}
+# What llama.cpp calls an architecture, and those whose heads it interleaves.
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+INTERLEAVED = ("llama",)
 
 # GGUF key without the architecture's prefix -> config.json key.
 KEYS = {
@@ -126,11 +115,11 @@ class GGUFFile:
             return self._read_config()
 
     def _read_config(self) -> Config:
-        kind, dialect = self._dialect()
+        kind = self._kind()
         # Missing keys are null rather than absent: llama.cpp's defaults differ from those for a config.json.
         values = {key: self._field(f"{kind}.{name}") for name, key in KEYS.items()}
         values |= {
-            "architectures": [dialect.architecture],
+            "architectures": [ARCHITECTURES[kind]],
             "hidden_act": "silu",
             "vocab_size": int(self._shape("token_embd.weight")[0]),
             "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in self.reader.tensors),
@@ -142,16 +131,16 @@ class GGUFFile:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         from gguf import dequantize
 
-        _, dialect = self._dialect()
+        is_interleaved = self._kind() in INTERLEAVED
         heads = {"attn_q": self.config().need("num_attention_heads", int)}
         heads |= {"attn_k": self.config().get("num_key_value_heads", heads["attn_q"])}
         for stored in self.reader.tensors:
             with _readable(self.path):
                 values = dequantize(stored.data, stored.tensor_type)
                 values = values.reshape([int(n) for n in reversed(stored.shape)]).astype(np.float32)
-                name, kind = _rename(stored.name)
-                if dialect.is_interleaved and kind in heads:
-                    values = _halves(values, heads[kind])
+                name, part = _rename(stored.name)
+                if is_interleaved and part in heads:
+                    values = _halves(values, heads[part])
             yield name, torch.from_numpy(np.ascontiguousarray(values))
 
     def _refuse_unknown(self, kind: str, config: Config) -> None:
@@ -172,11 +161,11 @@ class GGUFFile:
                     f"use the checkpoint with .safetensors weights"
                 )
 
-    def _dialect(self) -> tuple[str, Dialect]:
+    def _kind(self) -> str:
         kind = str(self._field("general.architecture"))
-        if kind not in DIALECTS:
-            raise ConfigError(f"{self.path}: architecture {kind!r} is not known; supported: {', '.join(DIALECTS)}")
-        return kind, DIALECTS[kind]
+        if kind not in ARCHITECTURES:
+            raise ConfigError(f"{self.path}: architecture {kind!r} is not known; supported: {', '.join(ARCHITECTURES)}")
+        return kind
 
     def _field(self, name: str) -> Any:
         field = self.reader.get_field(name)

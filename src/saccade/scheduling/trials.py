@@ -49,8 +49,6 @@ class Trials:
 
     def check(self, grammar: Grammar, check_cancelled: Callable[[], None], caller: str = "") -> None:
         """Raises a RequestError if the grammar is refused, and whatever `check_cancelled` raises."""
-        if not needs_trial(grammar):
-            return
         data = msgspec.msgpack.encode(grammar)
         cost_s = 1.0 if may_take_long(grammar) else 0.1
         try:
