@@ -41,6 +41,7 @@ class Logits:
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
         """Stores the rules of a new request, and counts its tokens."""
+        self._rules.pop(orders.sequence, None)  # frees an earlier request's memory
         if orders.rules is not None:
             self._rules[orders.sequence] = self._on_device(orders.rules)
         sampling, seen = self._state.sampling, self._state.seen
