@@ -179,6 +179,17 @@ def test_one_mask_kernel_serves_rows_of_any_width(packages: FakePackages) -> Non
     assert len(packages.triton) == 1
 
 
+def test_steps_without_graphs_compile_nothing_for_another_number_of_rows(packages: FakePackages) -> None:
+    packages.forget()
+    only = CompileOnly(CPU, torch.bfloat16, Share(0, 1), Share(0, 1))
+    images = torch.empty(4, 64, 1024, device="meta", dtype=torch.bfloat16)
+    with only.compiling():
+        for num_rows in (1, 16, 17):
+            embeds = torch.empty(num_rows, 1024, device="meta", dtype=torch.bfloat16)
+            only.kernels.place_rows(embeds, images, torch.empty(num_rows, dtype=torch.int32, device="meta"))
+    assert len(packages.triton) == 1
+
+
 def _jit_functions() -> list[Any]:
     modules = [importlib.import_module(f"saccade.kernels.{name}") for name in MODULES]
     return [value.kernel for module in modules for value in vars(module).values() if isinstance(value, Launcher)]

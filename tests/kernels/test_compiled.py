@@ -236,5 +236,7 @@ def test_vision_towers(compilers: dict[str, Compiler]) -> None:
         fused_vision.rotate_packed(bf16(3, 3 * width), heads, cos, cos)
         fused_vision.add_positions(bf16(3, width), bf16(9, width), taps, taps.float())
     fused_vision.scatter_rows(bf16(4, 3, 4096), torch.zeros(3, dtype=torch.int64), bf16(4, 9, 4096))
+    fused_vision.place_rows(bf16(3, 4096), bf16(4, 9, 4096), torch.zeros(3, dtype=torch.int32))
+    assert "st.global.v4" in compilers["place_kernel"].last_ptx, "a thread writes 16 bytes at once"
     assert compilers["rotate_kernel"].launches == compilers["positions_kernel"].launches == 2
-    assert compilers["scatter_kernel"].launches == 1
+    assert compilers["scatter_kernel"].launches == compilers["place_kernel"].launches == 1

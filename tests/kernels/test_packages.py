@@ -13,7 +13,7 @@ from saccade.kernels.packages import import_packages, without_torch_compile
 
 FAKE_QUACK = """
 import inspect, sys, torch
-assert "recompile_limit" in inspect.signature(torch.compile).parameters
+assert "dynamic" in inspect.signature(torch.compile).parameters
 plain = torch.compile(lambda x: x + 1)
 with_options = torch.compile(dynamic=True)(lambda x: x + 2)
 refused = torch.compiler.disable(lambda x: x + 3)

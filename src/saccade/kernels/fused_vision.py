@@ -170,7 +170,7 @@ def positions_kernel(
 
 
 @Launcher
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows",))
 def place_kernel(
     embeds_ptr,
     rows_ptr,
