@@ -159,7 +159,7 @@ def test_scoring_takes_pairs_or_one_text_against_many(ranker: Load) -> None:
     assert [one.outputs.score for one in listed] == pytest.approx([one.outputs.score for one in pairs], abs=CLOSE)
     with pytest.raises(RequestError, match="text_1 has 2 texts and text_2 has 3"):
         llm.score(["a", "b"], ["c", "d", "e"], progress=False)
-    with pytest.raises(RequestError, match="takes no images"):
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: .*takes no images"):
         llm.score("a", ["b", {"text": "c", "image": picture()}], progress=False)
     with pytest.raises(RequestError, match="takes no images"):
         llm.score("a", {"content": [{"image_url": {"url": "data:image/png;base64,AA=="}}]}, progress=False)
@@ -177,8 +177,9 @@ def test_ranking_takes_one_query_and_one_document_or_more(ranker: Load) -> None:
     for top_n in (0, -1):
         with pytest.raises(RequestError, match=f"top_n is {top_n}; it must be at least 1"):
             llm.rerank("a", ["b", "c"], top_n=top_n, progress=False)
-    with pytest.raises(RequestError, match="query must be one text or object"):
-        llm.rerank(["a", "b"], ["c", "d"], progress=False)
+    for queries in (["a", "b"], np.array(["a", "b"]), iter("ab")):
+        with pytest.raises(RequestError, match="query must be one text or object"):
+            llm.rerank(queries, ["c", "d"], progress=False)
 
 
 class TestPoolingOfACheckpoint:

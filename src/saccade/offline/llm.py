@@ -172,7 +172,7 @@ class LLM:
         answers = find_answers(self.processor.tokenizer)
         params = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=answers)
         pairs = read_pairs(text_1, text_2)
-        prompts = [self.processor.pair(*pair, instruction=instruction) for pair in pairs]
+        prompts = read_each(pairs, lambda pair: self.processor.pair(*pair, instruction=instruction))
         return self._pool(prompts, params, lambda logits: ScoringOutput(score_of(logits)), progress)
 
     def rerank(

@@ -54,16 +54,19 @@ def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
 
 
 def check_ranking(query: Any, top_n: int | None) -> None:
-    if _is_list(query):
+    if not _is_one(query):
         raise RequestError("query must be one text or object", param="query")
     if top_n is not None and top_n < 1:
         raise RequestError(f"top_n is {top_n}; it must be at least 1", param="top_n")
 
 
 def _contents(items: Any, param: str) -> list[Content]:
-    is_one = isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable)
-    found = [read_content(item, param) for item in ([items] if is_one else items)]
+    found = [read_content(item, param) for item in ([items] if _is_one(items) else items)]
     return [_with_files(content) for content in found]
+
+
+def _is_one(items: Any) -> bool:
+    return isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable)
 
 
 def _with_files(content: Content) -> Content:
