@@ -16,6 +16,8 @@ from saccade.inputs import decoding
 from saccade.inputs.media.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
 from saccade.inputs.text import tokenizer as tokenizers
+from saccade.server.requests.protocol import GenerateRequest
+from saccade.server.routes.generate import GenerateRoute
 from saccade.server.service import Service
 from saccade.server.sharing.caller_limits import CallerLimits
 from saccade.server.sharing.callers import Caller as OtherCaller
@@ -249,6 +251,13 @@ def test_sglang_clients_may_send_bare_base64(scripted: Scripted) -> None:
         several = text * len(images) if isinstance(images, list) else text
         error = error_of(asyncio.run(caller.post("/generate", {"text": several, "image_data": images})), 400)
         assert error["param"] == f"image_data[{place}]", error
+
+
+def test_bare_base64_is_held_once_while_its_request_waits_and_runs(processor: Processor) -> None:
+    image = base64_image(64, 96)
+    request = GenerateRequest(text="see", image_data=[image])
+    [message] = GenerateRoute(service_for(FakeEngine(processor))).messages(request)
+    assert message["content"][0]["image_url"]["url"].endswith(image) and request.image_data is None
 
 
 def test_sglang_clients_learn_which_token_ended_the_text(processor: Processor) -> None:

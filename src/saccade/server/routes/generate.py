@@ -44,10 +44,11 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
         return generate_params(request, self.service.settings, self.service.defaults)
 
     def messages(self, request: GenerateRequest) -> list[Any]:
-        """The images as a message, which the media loader can read."""
+        """The images as a message, which the media loader can read. The request no longer has them."""
         if not request.image_data:
             return []
         images = [request.image_data] if isinstance(request.image_data, str) else request.image_data
+        request.image_data = None
         urls = [url if ":" in url[:MAX_SCHEME] else f"data:;base64,{url}" for url in images]
         return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
