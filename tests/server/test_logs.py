@@ -85,5 +85,10 @@ def test_the_access_log_has_the_id_of_each_request_and_no_query(capsys: pytest.C
     asyncio.run(caller.call("GET", "/v1/models\nforged", b"", headers, query=b"key=secret"))
     [line] = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r'.* INFO \S+ - "GET /v1/models%0Aforged" 404 an-id', line)
+    pages = Caller(service_for(None, access_log=True, allowed_origins="https://a.example"))
+    asked = {"origin": "https://b.example", "access-control-request-method": "POST"}
+    asyncio.run(pages.call("OPTIONS", "/v1/models", b"", asked))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith('"OPTIONS /v1/models" 400 -'), "CORS refused it"
     asyncio.run(Caller(service_for(None)).get("/v1/models"))
     assert capsys.readouterr().err == ""

@@ -11,11 +11,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import contained
 from saccade.server.http.auth import Keys
-from saccade.server.http.exchange import ID_HEADER, HttpExchange
+from saccade.server.http.exchange import ID_HEADER, KEY, HttpExchange
 from saccade.server.http.origins import OriginRules
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_method, no_route
 from saccade.server.operators.health import HealthRoute
@@ -41,13 +41,41 @@ _log = logging.getLogger(__name__)
 def build_app(service: Service) -> Starlette:
     settings, routes = service.settings, _routes(service)
     known = frozenset(route.path for route in routes)
+    admission = Middleware(AdmissionMiddleware, service=service, known=known)
+    log = [Middleware(AccessLog)] if settings.access_log else []
     app = Starlette(
         routes=routes,
-        middleware=[*_cors(settings.origins()), Middleware(AdmissionMiddleware, service=service, known=known)],
+        middleware=[*log, *_cors(settings.origins()), admission],
         exception_handlers={HTTPException: _route_refuser(sorted(known))},
     )
     app.router.redirect_slashes = False
     return app
+
+
+class AccessLog:
+    """A line for each request when it ends. This comes before everything else: CORS answers preflight requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        sent: int | None = None
+
+        async def note(message: Message) -> None:
+            nonlocal sent
+            sent = message.get("status", sent)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            exchange: HttpExchange | None = scope.get(KEY)
+            status, request_id = (sent, "-") if exchange is None else (exchange.status, exchange.id)
+            caller = ":".join(map(str, scope.get("client") or ("-",)))
+            # Without the query: some clients put their key there.
+            _log.info('%s - "%s %s" %d %s', caller, scope["method"], quote(scope["path"]), status or 499, request_id)
 
 
 class AdmissionMiddleware:
@@ -78,15 +106,7 @@ class AdmissionMiddleware:
         except ClientGoneError:
             exchange.status = 499
         finally:
-            self._note(path, scope, exchange)
-
-    def _note(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
-        status = exchange.status or 499
-        self._service.metrics.note_http(path if path in self._known else "other", status)
-        if self._settings.access_log:
-            caller = ":".join(map(str, scope.get("client") or ("-",)))
-            # Without the query: some clients put their key there.
-            _log.info('%s - "%s %s" %d %s', caller, scope["method"], quote(scope["path"]), status, exchange.id)
+            self._service.metrics.note_http(path if path in self._known else "other", exchange.status or 499)
 
     def _check(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
         key_name = self._keys.check(path, exchange.headers)

@@ -86,7 +86,7 @@ class _Front:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,  # see `build_app`
+            access_log=False,  # see `AccessLog`
             root_path=settings.root_path,
             server_header=False,
             proxy_headers=False,

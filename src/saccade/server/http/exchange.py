@@ -21,7 +21,7 @@ ID_HEADER = b"x-request-id"
 FREE_BYTES = 64 * 1024  # the beginning of a body, which needs no turn
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-_KEY = "saccade.exchange"
+KEY = "saccade.exchange"  # of the scope
 
 
 class HttpExchange:
@@ -44,11 +44,11 @@ class HttpExchange:
         self._is_gone = False
         self._watch: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[object] | None = None
-        scope[_KEY] = self
+        scope[KEY] = self
 
     @classmethod
     def of(cls, request: Request) -> "HttpExchange":
-        found = request.scope[_KEY]
+        found = request.scope[KEY]
         assert isinstance(found, HttpExchange)
         return found
 
