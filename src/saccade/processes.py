@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 PR_SET_PDEATHSIG = 1
@@ -43,6 +45,12 @@ def end_with_input() -> None:
         os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
+
+
+def print_error(error: BaseException) -> None:
+    """Prints a traceback, if anybody still reads standard error."""
+    with suppress(OSError):
+        traceback.print_exception(error)
 
 
 def describe_exit(code: int) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import io
 import os
 import signal
 import stat
@@ -350,6 +351,15 @@ def test_a_killed_worker_fails_everything_at_once(made: tiny.Tiny) -> None:
         assert gone(engine.pid)
 
     asyncio.run(asyncio.wait_for(work(), BOUND_S))
+
+
+def test_an_error_refuses_a_request_even_if_nobody_reads_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert worker._refusal(7, KeyError("x")).serial == 7
 
 
 def test_a_worker_that_hangs_is_noticed_and_ended(made: tiny.Tiny) -> None:

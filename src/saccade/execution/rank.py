@@ -7,7 +7,6 @@ input stays open while its parent lives. SIGTERM ends it at once, because it lea
 import io
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from importlib import import_module
 from typing import TextIO
@@ -26,7 +25,7 @@ from saccade.execution.rank_messages import (
     RankStart,
     describe,
 )
-from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent, print_error
 
 
 def main() -> int:
@@ -46,7 +45,7 @@ def main() -> int:
         receiver.reply(RankReady(executor.facts))
     except Exception as error:
         if not isinstance(error, SaccadeError):
-            traceback.print_exc()
+            print_error(error)
         text = str(error) if isinstance(error, SaccadeError) else describe(error)
         receiver.reply(NotStarted(text, is_config=isinstance(error, ConfigError)))
         return EXIT_FAILED
@@ -64,7 +63,7 @@ def serve(receiver: Receiver, executor: RankExecutor) -> None:
         try:
             executor.execute(codec.unpack(packed))
         except Exception as raised:  # rank 0 decides whether this is fatal
-            traceback.print_exc()
+            print_error(raised)
             error = describe(raised)
         receiver.reply(Done(sequence, OrderOutcome(digest=executor.take_digest(), error=error)))
 

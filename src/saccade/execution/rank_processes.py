@@ -4,7 +4,6 @@ import os
 import select
 import subprocess
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from saccade.execution.agreement import Agreement
 from saccade.execution.channel import ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
 from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart
-from saccade.processes import describe_exit, start_python
+from saccade.processes import describe_exit, print_error, start_python
 
 MODULE = "saccade.execution.rank"
 TICK_S = 0.25  # between checks of the ranks; an exit is noticed at once
@@ -211,7 +210,7 @@ class RankProcesses:
                 self._sender.tell_to_close()
                 self._wait_for_exits(EXIT_S)
         except Exception as error:  # otherwise the ranks would go unwatched
-            traceback.print_exc()
+            print_error(error)
             self._die(EngineDeadError(f"the rank watcher failed: {type(error).__name__}: {error}"))
         finally:
             self._kill()

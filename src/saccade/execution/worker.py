@@ -7,7 +7,6 @@ to clean up, so SIGTERM keeps its default and ends it at once. `Close` is the co
 
 import gc
 import os
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
-from saccade.processes import EXIT_FAILED, EXIT_ORPHANED
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, print_error
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
@@ -125,7 +124,7 @@ class Worker:
             self._engine.scheduler.check()
             self._is_checked = True
         elif (error := self._engine.idle.capture_next()) is not None:
-            traceback.print_exception(error)
+            print_error(error)
 
     def _has_command(self) -> bool:
         return self._link.wait(0)
@@ -134,7 +133,7 @@ class Worker:
         """Checks one recorded replay, and stops when a command arrives."""
         found = self._engine.idle.check(self._has_command)
         if isinstance(found, Exception):
-            traceback.print_exception(found)
+            print_error(found)
         elif found is not None:
             self._tell(messages.Degraded(found.reason, str(found)))
 
@@ -308,7 +307,7 @@ def _serve(link: Link, tell: Tell, die: OnDeath, spares: SpareCompilers) -> int:
         tell(_failure(error))
         return EXIT_FAILED
     except Exception as error:
-        traceback.print_exc()
+        print_error(error)
         tell(messages.Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
     finally:
@@ -360,5 +359,5 @@ def _refusal(serial: int, error: Exception) -> messages.Refused:
         return messages.Refused(serial, "request", str(error), error.param, error.code)
     if isinstance(error, CapacityError):
         return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
-    traceback.print_exception(error)
+    print_error(error)
     return messages.Refused(serial, "internal", f"the engine could not accept the request: {type(error).__name__}")

@@ -6,7 +6,6 @@ import resource
 import signal
 import socket
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from math import prod
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from saccade.errors import RequestError
 from saccade.jobs import packets
-from saccade.processes import end_with_parent
+from saccade.processes import end_with_parent, print_error
 
 MAX_GROWN_BYTES = 48 * 2**20  # resident memory that a process may keep between jobs
 CPU_GRACE_S = 2  # the pool's own limit comes first; this one is for a pool that hangs
@@ -106,7 +105,7 @@ def _run(
     except MemoryError:
         return packets.JobFailed(is_memory=True)
     except Exception as error:
-        traceback.print_exc()
+        print_error(error)
         return packets.JobFailed(is_memory=False, text=type(error).__name__)
     finally:
         os.close(given)
