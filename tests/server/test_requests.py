@@ -119,7 +119,7 @@ def test_extensions_that_would_change_the_answer_are_refused(name: str, value: A
         (ChatRequest, "max_new_tokens", 5, "max_tokens"),
         (ChatRequest, "max_output_tokens", 5, "max_tokens"),
         (ChatRequest, "stop_sequences", ["a"], "stop"),
-        (ChatRequest, "enable_thinking", False, 'chat_template_kwargs: {"enable_thinking": ...}'),
+        (ChatRequest, "enable_thinking", False, "chat_template_kwargs.enable_thinking"),
         (ChatRequest, "modalities", ["text", "audio"], None),
         (CompletionRequest, "max_new_tokens", 5, "max_tokens"),
         (GenerateRequest, "temperature", 0, "sampling_params.temperature"),
@@ -142,13 +142,31 @@ def test_names_of_other_apis_are_refused_where_ignoring_them_would_change_the_an
     kind: type[Wire], name: str, value: Any, instead: str | None
 ) -> None:
     known: dict[str, Any] = {"messages": HELLO, "prompt": "a", "input": "a", "query": "a", "documents": ["a"]}
-    base = {field: known[field] for field in known if field in kind.model_fields} | {"max_tokens": 9}
-    base = base if kind in (ChatRequest, CompletionRequest, MessagesRequest) else base | {"max_tokens": None}
+    base = {field: known[field] for field in known if field in kind.model_fields}
+    base |= {"max_tokens": 9} if kind is MessagesRequest else {}
     read_request(kind, orjson.dumps(base | {name: None}))
     with pytest.raises(RequestError) as refused:
         read_request(kind, orjson.dumps(base | {name: value}))
     hint = "leave it out" if instead is None else f"use {instead}"
     assert str(refused.value) == f"{name} is not supported; {hint}" and refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"prompt": "a", "max_new_tokens": 5, "max_tokens": 5}),
+        (ChatRequest, {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": False}}),
+        (GenerateRequest, {"text": "a", "temperature": 0, "sampling_params": {"temperature": 0, "max_new_tokens": 5}}),
+        (ResponsesRequest, {"input": "a", "reasoning_effort": "low", "reasoning": {"effort": "low"}}),
+    ],
+)
+def test_names_of_other_apis_are_ignored_beside_this_ones(kind: type[Wire], fields: dict[str, Any]) -> None:
+    base = {"messages": HELLO} if kind is ChatRequest else {}
+    found, _ = read_request(kind, orjson.dumps(base | fields))
+    assert found == kind.model_validate(base | fields)
+    _, *_, own = fields
+    with pytest.raises(RequestError, match="is not supported; use"):
+        read_request(kind, orjson.dumps(base | fields | {own: None}))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +181,12 @@ def test_a_batch_of_sglang_is_refused_as_one(fields: dict[str, Any], param: str)
     with pytest.raises(RequestError, match="one prompt; send a request for each") as refused:
         read_request(GenerateRequest, orjson.dumps(fields))
     assert refused.value.param == param
+
+
+def test_prompts_may_be_cut_to_a_length_that_no_prompt_exceeds() -> None:
+    """`vllm bench serve` says so for embeddings."""
+    for kind, base in ((EmbeddingRequest, {"input": "a"}), (RerankRequest, {"query": "a", "documents": ["b"]})):
+        read_request(kind, orjson.dumps(base | {"truncate_prompt_tokens": -1}))
 
 
 @pytest.mark.parametrize("kind", ["xml", "regex", "structural_tag"])

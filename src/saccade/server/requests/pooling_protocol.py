@@ -50,7 +50,7 @@ class PoolingRequest(Wire):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "stream": (None, False),
-        "truncate_prompt_tokens": (None,),
+        "truncate_prompt_tokens": (None, -1),  # to the model's length, beyond which prompts are refused
         "chat_template": (None,),
     }
 

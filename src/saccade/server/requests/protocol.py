@@ -116,7 +116,8 @@ class Wire(BaseModel):
 
     # Fields of other servers that would change the answer, with the values that would not; others are refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to send for some of them
+    # What to send for some of them, which are ignored if that is sent, too.
+    INSTEAD: ClassVar[Mapping[str, str]] = {}
     NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that are models
 
 
@@ -251,7 +252,7 @@ class ChatRequest(SamplingRequest):
         "media_io_kwargs": (None, {}),
         "enable_thinking": (None,),
     }
-    INSTEAD = {**SamplingRequest.INSTEAD, "enable_thinking": 'chat_template_kwargs: {"enable_thinking": ...}'}
+    INSTEAD = {**SamplingRequest.INSTEAD, "enable_thinking": "chat_template_kwargs.enable_thinking"}
 
     @property
     def template_variables(self) -> dict[str, Any] | None:

@@ -36,13 +36,20 @@ def read_request(kind: type[Model], body: Body, max_values: int = MAX_BODY_VALUE
 
 def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str = "") -> None:
     for name, allowed in kind.UNSUPPORTED.items():
-        if name in raw and raw[name] not in allowed:
-            instead = kind.INSTEAD.get(name)
+        instead = kind.INSTEAD.get(name)
+        if name in raw and raw[name] not in allowed and not (instead and _is_sent(instead, raw)):
             text = f"{at}{name} is not supported; {'leave it out' if instead is None else f'use {instead}'}"
             raise RequestError(text, param=f"{at}{name}", code="unsupported_parameter")
     for name, inner in kind.NESTED.items():
         if isinstance(raw.get(name), dict):
             _refuse_unsupported(inner, raw[name], f"{at}{name}.")
+
+
+def _is_sent(path: str, raw: Any) -> bool:
+    """Clients for several servers send both names."""
+    for name in path.split("."):
+        raw = raw.get(name) if isinstance(raw, dict) else None
+    return raw is not None
 
 
 def _unread(kind: type[Wire], raw: dict[str, Any], at: str = "") -> Iterator[str]:
