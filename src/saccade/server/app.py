@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import contained
 from saccade.server.http.auth import Keys
-from saccade.server.http.exchange import ID_HEADER, KEY, HttpExchange
+from saccade.server.http.exchange import ID_HEADER, SCOPE_KEY, HttpExchange
 from saccade.server.http.origins import OriginRules
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_method, no_route
 from saccade.server.operators.health import HealthRoute
@@ -71,7 +71,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, note)
         finally:
-            exchange: HttpExchange | None = scope.get(KEY)
+            exchange: HttpExchange | None = scope.get(SCOPE_KEY)
             status, request_id = (sent, "-") if exchange is None else (exchange.status, exchange.id)
             caller = ":".join(map(str, scope.get("client") or ("-",)))
             # Without the query: some clients put their key there.

@@ -21,7 +21,7 @@ ID_HEADER = b"x-request-id"
 FREE_BYTES = 64 * 1024  # the beginning of a body, which needs no turn
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-KEY = "saccade.exchange"  # of the scope
+SCOPE_KEY = "saccade.exchange"
 
 
 class HttpExchange:
@@ -44,11 +44,11 @@ class HttpExchange:
         self._is_gone = False
         self._watch: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[object] | None = None
-        scope[KEY] = self
+        scope[SCOPE_KEY] = self
 
     @classmethod
     def of(cls, request: Request) -> "HttpExchange":
-        found = request.scope[KEY]
+        found = request.scope[SCOPE_KEY]
         assert isinstance(found, HttpExchange)
         return found
 
