@@ -12,7 +12,7 @@ import pytest
 from saccade.errors import CapacityError, RequestError
 from saccade.server.front_end import log_to_stderr
 from saccade.server.http_errors import HttpError, explain
-from tests.server.fake import Caller, service_for
+from tests.server.fake import Caller, FakeEngine, service_for
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
 MAX_CALLS = 100  # Python calls for one line; formatting it as a table takes thousands
@@ -92,3 +92,15 @@ def test_the_access_log_has_the_id_of_each_request_and_no_query(capsys: pytest.C
     assert line.endswith('"OPTIONS /v1/models" 400 -'), "CORS refused it"
     asyncio.run(Caller(service_for(None)).get("/v1/models"))
     assert capsys.readouterr().err == ""
+
+
+def test_the_access_log_says_that_a_client_left(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    async def leave() -> None:
+        gone = asyncio.Event()
+        gone.set()
+        caller = Caller(service_for(engine, access_log=True))
+        headers = {"content-type": "application/json", "x-request-id": "an-id"}
+        await caller.call("POST", "/v1/completions", b"{", headers, gone=gone, is_endless=True)
+
+    asyncio.run(leave())
+    assert capsys.readouterr().err.endswith('"POST /v1/completions" 499 an-id\n')
