@@ -21,7 +21,7 @@ def test_every_line_is_a_name_and_a_version() -> None:
 @pytest.mark.parametrize("requirement", lock.declared("dev"), ids=str)
 def test_a_declared_requirement_is_locked_to_a_version_it_allows(requirement: Requirement) -> None:
     name = canonicalize_name(requirement.name)
-    if name not in lock.LEFT_OUT:
+    if not lock.LEFT_OUT.fullmatch(name):
         assert requirement.specifier.contains(Version(PINNED[name])), f"{requirement} is locked to {PINNED[name]}"
 
 

@@ -7,6 +7,7 @@ The versions are those of the current environment, so test first and lock afterw
     make lock
 """
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 HEAD = """# What CI installs: constraints of `make install`. Written by `make lock`; tools/lock.py says how.
-# triton is not here: torch's builds for CUDA demand one version of it, its builds for CPUs none.
+# What torch's builds for CUDA demand is not here (triton, nvidia-*, cuda-*): its builds for CPUs have none of it.
 """
-LEFT_OUT = {"triton"}
+LEFT_OUT = re.compile(r"triton|(nvidia|cuda)-.*")
 Versions = dict[str, str]
 
 
@@ -44,7 +45,7 @@ def installed(requirements: Iterable[Requirement]) -> Versions:
     while todo:
         requirement, extra = todo.pop()
         name = canonicalize_name(requirement.name)
-        if name in LEFT_OUT or (name, extra) in seen:
+        if LEFT_OUT.fullmatch(name) or (name, extra) in seen:
             continue
         seen.add((name, extra))
         try:

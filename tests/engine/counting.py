@@ -21,6 +21,7 @@ def num_opcodes(call: Callable[[], object], *modules: ModuleType) -> int:
         return count
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for such a frame when tracing begins
     sys.settrace(count)
     try:
         call()

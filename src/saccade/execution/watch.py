@@ -1,5 +1,6 @@
 """Traces and profiles of an engine, on an operator's request and for a limited time."""
 
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from os import getpid
@@ -71,7 +72,9 @@ class Watch:
             return str(error)
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
         self._profiler, self._folder = profile(activities=kinds, acc_events=False), folder
-        self._profiler.start()
+        with warnings.catch_warnings():  # torch 2.11 says that it keeps no events of earlier cycles; there is one cycle
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            self._profiler.start()
         self._profile_until = self._clock() + asked.limit_s
         return ""
 
