@@ -111,6 +111,11 @@ def use_private_kernel_cache() -> None:
         os.environ.setdefault(KEEPS_ATTENTION, "1")
 
 
+def c_compilers() -> tuple[str, ...]:
+    """The programs that Triton compiles C with: the first that is there, or the one that CC names."""
+    return (named,) if (named := os.environ.get("CC")) is not None else ("gcc", "clang")
+
+
 def worker_environment() -> dict[str, str]:
     """Environment of a worker process. Where Python may not write bytecode next to sources, as in many container
     images, the worker uses its own bytecode cache: compiling every import costs seconds per start."""

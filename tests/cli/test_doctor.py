@@ -32,7 +32,7 @@ def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
     assert "of them for an image" in found["template"].found
     assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("runs with --tensor-parallel-size 1, 2")
-    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "cache", "files", "port"} <= found.keys()
+    assert {"python", "torch", "gpu", "gpus", "kernels", "compiler", "disk", "cache", "files", "port"} <= found.keys()
 
 
 def test_a_broken_checkpoint_is_named_with_what_to_do(
@@ -70,6 +70,16 @@ def test_folders_that_this_user_may_not_write_are_noted(monkeypatch: pytest.Monk
         assert found.level is Level.NOTE and moved_by in found.fix and "this user" in found.found
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert checks.check_cache().level is Level.NOTE
+
+
+@pytest.mark.parametrize(("gpus", "level"), [([], Level.OK), (["driver: H200, 580.1, 143771 MiB"], Level.BROKEN)])
+def test_a_missing_c_compiler_matters_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], level: Level
+) -> None:
+    monkeypatch.setattr(checks, "nvidia_gpus", lambda: gpus)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    found = checks.check_compiler()
+    assert found.level is level and ("apt-get install gcc" in found.fix) == bool(gpus)
 
 
 def test_a_check_that_raises_is_a_finding() -> None:

@@ -68,6 +68,7 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
     yield guarded("gpu", check_gpu, "check that nvidia-smi works")
     yield guarded("gpus", check_gpus, "check that nvidia-smi works")
     yield guarded("kernels", check_kernels, "reinstall saccade-vlm[cuda] and triton")
+    yield check_compiler()
     for module, (what, extra) in OPTIONAL.items():
         yield check_optional(module, what, extra)
     yield guarded("disk", check_disk, WRITABLE_HUB)
@@ -151,6 +152,16 @@ def check_kernels() -> Finding:
     if is_cuda and "flash" not in kernels.name and torch.cuda.get_device_capability() >= (9, 0):
         return Finding("kernels", Level.NOTE, found, 'this GPU can do better: pip install "saccade-vlm[cuda]"')
     return Finding("kernels", Level.OK, found)
+
+
+def check_compiler() -> Finding:
+    """Checks that Triton could compile what it compiles in C, which only a GPU needs."""
+    from saccade.kernels.toolchain import missing_tools
+
+    problem, fix = missing_tools()
+    if problem and nvidia_gpus():
+        return Finding("compiler", Level.BROKEN, f"{problem}, and Triton compiles kernels' launchers in C", fix)
+    return Finding("compiler", Level.OK, "not needed without an NVIDIA GPU" if problem else "C can be compiled")
 
 
 def check_optional(module: str, what: str, extra: str) -> Finding:

@@ -36,6 +36,7 @@ from saccade.inputs.processor import Processor
 from saccade.inputs.text.generation import GenerationDefaults
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.packages import import_packages
+from saccade.kernels.toolchain import load_triton_driver
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.model_config import Config
@@ -205,6 +206,7 @@ def build_executor(
     if is_cuda:
         report(Stage("opening the device"))
         open_device(device, _dtype(settings, device) or torch.bfloat16)
+        load_triton_driver()
     report(Stage("loading weights"))
     model = load_model(
         folder,

@@ -56,6 +56,10 @@ class Prompt:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def pixel_bytes(self) -> int:
+        return sum(media.pixels.nbytes for media in self.media)
+
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
     positions = text_positions(len(token_ids))

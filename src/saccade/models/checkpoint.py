@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.models.read_ahead import ReadAhead
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -28,23 +29,25 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """One or several .safetensors files, memory-mapped: data that a rank does not copy is never read. As in
-    transformers, model.safetensors takes precedence over an index, and files that the index does not name are ignored.
-    Without either, all files are used, and no two may hold the same tensor."""
+    """One or several .safetensors files, memory-mapped: a rank copies its own data only. Together the ranks read the
+    files ahead, each its `share`, so that every byte is fetched once. As in transformers, model.safetensors takes
+    precedence over an index, and files that the index does not name are ignored. Without either, all files are used,
+    and no two may hold the same tensor."""
 
     folder: Path
     files: tuple[Path, ...]
+    share: tuple[int, int] = (0, 1)  # rank and number of ranks
 
     @classmethod
-    def open(cls, folder: Path) -> "SafetensorsFolder":
+    def open(cls, folder: Path, share: tuple[int, int] = (0, 1)) -> "SafetensorsFolder":
         whole, index = folder / WHOLE, folder / INDEX
         if whole.is_file():
-            return cls(folder, (whole,))
+            return cls(folder, (whole,), share)
         if index.is_file():
-            return cls(folder, _indexed_files(index))
+            return cls(folder, _indexed_files(index), share)
         files = tuple(sorted(folder.glob("*.safetensors")))
         if files:
-            return cls(folder, files)
+            return cls(folder, files, share)
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
             raise ConfigError(
                 f"{folder} has only pickled weights, which are never loaded because unpickling runs code; "
@@ -64,18 +67,27 @@ class SafetensorsFolder:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         homes: dict[str, Path] = {}
-        for file in self.files:
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    for name in opened.offset_keys():
-                        if homes.setdefault(name, file) != file:
-                            raise ConfigError(
-                                f"{self.folder}: both {homes[name].name} and {file.name} hold {name}; "
-                                f"keep the files of one checkpoint only"
-                            )
-                        yield name, opened.get_tensor(name)
-            except (SafetensorError, OSError) as error:
-                raise ConfigError(f"{file} cannot be read ({error}); download it again") from error
+        position = 0
+        with ReadAhead(self.files, *self.share) as ahead:
+            for file in self.files:
+                for name, tensor in _tensors_of(file):
+                    if homes.setdefault(name, file) != file:
+                        raise ConfigError(
+                            f"{self.folder}: both {homes[name].name} and {file.name} hold {name}; "
+                            f"keep the files of one checkpoint only"
+                        )
+                    yield name, tensor
+                    position += tensor.nbytes
+                    ahead.reach(position)
+
+
+def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.offset_keys():
+                yield name, opened.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); download it again") from error
 
 
 def _indexed_files(index: Path) -> tuple[Path, ...]:

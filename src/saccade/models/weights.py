@@ -58,7 +58,7 @@ def load_model(  # noqa: PLR0913
     only a config.json. For `encoder_mode` see `Model`. Weights are quantised as the checkpoint says, or to "fp8" while
     they are loaded.
     """
-    config, checkpoint = _open(folder_or_id, load_format)
+    config, checkpoint = _open(folder_or_id, load_format, share=(groups.language.rank, groups.language.size))
     family, spec = read_spec(config)
     device = torch.device(device)
     dtype = dtype or checkpoint_dtype(config)
@@ -105,7 +105,9 @@ def checkpoint_dtype(config: Config) -> torch.dtype:
     return DTYPES[named]
 
 
-def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Checkpoint | None]:
+def _open(
+    folder_or_id: str | Path, load_format: LoadFormat, share: tuple[int, int]
+) -> tuple[Config, Checkpoint | None]:
     if load_format not in get_args(LoadFormat):
         raise ConfigError(f"load format {load_format!r} is not known; allowed: {', '.join(get_args(LoadFormat))}")
     if load_format == "gguf" and Path(folder_or_id).is_dir():
@@ -115,7 +117,7 @@ def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Ch
         return file.config(), file
     is_dummy = load_format == "dummy"
     folder = find_folder(folder_or_id, with_weights=not is_dummy)
-    return _read_config(folder), None if is_dummy else SafetensorsFolder.open(folder)
+    return _read_config(folder), None if is_dummy else SafetensorsFolder.open(folder, share)
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.progress import Progress
 
 from saccade.client.output import RequestOutput, RequestOutputs
 from saccade.errors import CapacityError, ConfigError, SaccadeError
@@ -28,7 +29,6 @@ from saccade.offline.llm_inputs import (
     list_prompts,
     naming_prompt,
     read_conversation,
-    read_each,
     read_media_limits,
     read_prompt,
     read_template_options,
@@ -42,6 +42,7 @@ from saccade.offline.llm_pooling import (
     read_embedded,
     read_pairs,
 )
+from saccade.offline.prompt_reader import PromptReader
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
 from saccade.wire.engine_metrics import Metric, counter, engine_metrics
@@ -124,8 +125,8 @@ class LLM:
         """Answers prompts, in order. A prompt is text, token ids (a list, or an array of numpy or torch), or {"prompt":
         text, "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders. A list such
         as [{"image": ...}, {"video": ...}, {"image": ...}] gives media in order."""
-        found = read_each(list_prompts(prompts), lambda prompt: read_prompt(prompt, self.processor))
-        return self._run(found, sampling_params, progress)
+        reader = PromptReader(list_prompts(prompts), lambda prompt: read_prompt(prompt, self.processor))
+        return self._run(reader, sampling_params, progress)
 
     def chat(
         self,
@@ -139,8 +140,9 @@ class LLM:
         Images may also be PIL images or arrays, and videos lists of frames. `template` may have `tools`,
         `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`."""
         options = read_template_options(template, "chat")
-        found = read_each(list_conversations(messages), lambda talk: read_conversation(talk, self.processor, **options))
-        return self._run(found, sampling_params, progress)
+        talks = list_conversations(messages)
+        reader = PromptReader(talks, lambda talk: read_conversation(talk, self.processor, **options))
+        return self._run(reader, sampling_params, progress)
 
     def embed(
         self,
@@ -172,8 +174,8 @@ class LLM:
         answers = find_answers(self.processor.tokenizer)
         params = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=answers)
         pairs = read_pairs(text_1, text_2)
-        prompts = read_each(pairs, lambda pair: self.processor.pair(*pair, instruction=instruction))
-        return self._pool(prompts, params, lambda logits: ScoringOutput(score_of(logits)), progress)
+        reader = PromptReader(pairs, lambda pair: self.processor.pair(*pair, instruction=instruction))
+        return self._pool(reader, params, lambda logits: ScoringOutput(score_of(logits)), progress)
 
     def rerank(
         self,
@@ -200,14 +202,14 @@ class LLM:
 
     def _pool(
         self,
-        prompts: Sequence[Prompt],
+        reader: PromptReader[Any],
         params: SamplingParams,
         finish: Callable[[NDArray[Any]], T],
         progress: bool,
     ) -> list[PoolingRequestOutput[T]]:
         batch = _Batch()
         found = []
-        for request in self._run(prompts, params, progress, batch):
+        for request in self._run(reader, params, progress, batch):
             vector = batch.requests[request.request_id].pooled
             if vector is None:
                 raise SaccadeError(f"{request.request_id} has no vector: {request.outputs[0].stop_reason}")
@@ -216,23 +218,30 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[Prompt],
+        reader: PromptReader[Any],
         params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
         batch: _Batch | None = None,
     ) -> list[RequestOutput]:
-        wanted, batch = list_params(params, len(prompts)), _Batch() if batch is None else batch
-        with self._turn:
-            return self._run_alone(prompts, wanted, progress, batch)
+        wanted, batch = list_params(params, len(reader)), _Batch() if batch is None else batch
+        with reader, progress_bar(Console(stderr=True) if progress else None) as bar:
+            reader.read_all(bar)
+            with self._turn:
+                return self._run_alone(reader, wanted, bar, batch)
 
     def _run_alone(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool, batch: _Batch
+        self, reader: PromptReader[Any], params: Sequence[SamplingParams], bar: Progress, batch: _Batch
     ) -> list[RequestOutput]:
+        task = bar.add_task("generating", total=len(reader))
         try:
-            for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-                with naming_prompt(i, len(prompts)):
+            for i, (prompt, wanted) in enumerate(zip(reader, params, strict=True)):
+                with naming_prompt(i, len(reader)):
                     self._add_when_possible(prompt, wanted, batch)
-            self._finish(batch, progress)
+                bar.update(task, completed=batch.num_finished)
+            while self.engine.has_work:
+                self._step(batch)
+                bar.update(task, completed=batch.num_finished)
+            self.engine.scheduler.check()
         finally:  # whatever was raised, the next call starts clean
             for request_id in batch.requests:
                 self.engine.abort(request_id)
@@ -278,14 +287,6 @@ class LLM:
                 self._step(batch)
             else:
                 return
-
-    def _finish(self, batch: _Batch, progress: bool) -> None:
-        with progress_bar(Console(stderr=True) if progress else None) as bar:
-            task = bar.add_task("generating", total=len(batch.requests))
-            while self.engine.has_work:
-                self._step(batch)
-                bar.update(task, completed=batch.num_finished)
-        self.engine.scheduler.check()
 
     def _step(self, batch: _Batch) -> None:
         for update in self.engine.step():

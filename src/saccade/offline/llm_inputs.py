@@ -2,7 +2,7 @@
 read them anyway. The server never uses this module, so no text of a request opens a file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -78,14 +78,6 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
     if len(chosen) != num_prompts:
         raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or just one")
     return chosen
-
-
-def read_each(items: Sequence[Any], read: Callable[[Any], Prompt]) -> list[Prompt]:
-    found = []
-    for i, item in enumerate(items):
-        with naming_prompt(i, len(items)):
-            found.append(read(item))
-    return found
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.rank_prompts import Content, read_content
-from saccade.offline.llm_inputs import list_conversations, list_prompts, read_each, read_prompt, with_files
+from saccade.offline.llm_inputs import list_conversations, list_prompts, read_prompt, with_files
+from saccade.offline.prompt_reader import PromptReader
 
 T = TypeVar("T")
 
@@ -36,12 +37,12 @@ class RankedDocument:
     relevance_score: float
 
 
-def read_embedded(prompts: Any, processor: Processor, **template: Any) -> list[Prompt]:
+def read_embedded(prompts: Any, processor: Processor, **template: Any) -> PromptReader[Any]:
     """Reads prompts like `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
     if _is_talk(prompts) or (_is_list(prompts) and len(prompts) > 0 and all(map(_is_talk, prompts))):
         options = {"add_generation_prompt": False} | template
-        return read_each(list_conversations(prompts), lambda talk: processor.chat(talk, **options))
-    return read_each(list_prompts(prompts), lambda prompt: _ended(prompt, read_prompt(prompt, processor), processor))
+        return PromptReader(list_conversations(prompts), lambda talk: processor.chat(talk, **options))
+    return PromptReader(list_prompts(prompts), lambda prompt: _ended(prompt, read_prompt(prompt, processor), processor))
 
 
 def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:

@@ -62,7 +62,7 @@ class PixelAccount:
 
     def check(self, prompt: Prompt, limits: SchedulerSettings) -> None:
         """Raises if there is no room for a prompt's pixels. A request alone always has room."""
-        needed = sum(media.pixels.nbytes for media in prompt.media)
+        needed = prompt.pixel_bytes
         if needed and self.nbytes and self.nbytes + needed > limits.max_media_bytes:
             raise CapacityError(
                 f"requests hold {self.nbytes} bytes of pixels and {needed} would join them; "
@@ -74,8 +74,7 @@ class PixelAccount:
         """Adds outputs to a prompt's count, or removes them if negative."""
         before, now = self._uses[id(prompt)], self._uses[id(prompt)] + num_outputs
         if bool(before) != bool(now):
-            nbytes = sum(media.pixels.nbytes for media in prompt.media)
-            self.nbytes += nbytes if now else -nbytes
+            self.nbytes += prompt.pixel_bytes if now else -prompt.pixel_bytes
         self._uses[id(prompt)] = now
         if not now:
             del self._uses[id(prompt)]

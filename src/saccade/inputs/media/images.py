@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ def decode_image(measured: MeasuredImage, new: NewPixels = new_pixels) -> Pixels
     if isinstance(source, np.ndarray):
         return _finish(_from_array(source), new)
     if isinstance(source, Image.Image):
-        return _finish(source, new)
+        with _PILLOW_OBJECTS:
+            return _finish(source, new)
     assert header is not None, "encoded images are measured by their headers"
     if header.format == "JPEG" and not is_plain(source):
         count_visits(source)
@@ -204,6 +206,7 @@ def check_size(height: int, width: int, limits: ImageLimits) -> None:
 
 
 _BROKEN = "the image is damaged or incomplete"
+_PILLOW_OBJECTS = Lock()  # Pillow decodes an object when it is first used, and several prompts may have the same one
 
 # Plugin classes instead of Image.open: no guessing, and no size warning, which depends on process-wide filters.
 _OPEN: dict[Format, Any] = {
