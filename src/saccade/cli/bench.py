@@ -115,9 +115,11 @@ def _serve(flags: Namespace) -> int:
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
     )
-    variants, against = settings_from(flags, VariantSettings), settings_from(flags, AgainstSettings)
+    plans = settings_from(flags, LoadsSettings).plans(plan)
     with ended_by_sigterm():
-        return bench_serve(plan, variants, Output(), against, settings_from(flags, LoadsSettings))
+        return bench_serve(
+            plans, Output(), settings_from(flags, VariantSettings), settings_from(flags, AgainstSettings)
+        )
 
 
 def _startup(flags: Namespace) -> int:

@@ -48,7 +48,10 @@ class LoadsSettings:
     )
 
     def plans(self, plan: ServingPlan) -> dict[str, ServingPlan]:
-        """The plan of each load, by name. A malformed file is refused before anything runs."""
+        """The plan of each load, by name. The only one has no name if no loads were asked for. A malformed file is
+        refused before anything runs."""
+        if not self.loads:
+            return {"": plan}
         found = USUAL_LOADS if self.loads == USUAL else _read(Path(self.loads))
         return {name: _with_flags(plan, name, flags) for name, flags in found.items()}
 
@@ -61,7 +64,9 @@ def _read(path: Path) -> Mapping[str, Mapping[str, Any]]:
     except (ValueError, yaml.YAMLError, RecursionError):
         raise ConfigError(f"{path} is not YAML (--loads)") from None
     named = found if isinstance(found, dict) else {}
-    if not named or not all(isinstance(name, str) and isinstance(own, dict | None) for name, own in named.items()):
+    if not named or not all(
+        name and isinstance(name, str) and isinstance(own, dict | None) for name, own in named.items()
+    ):
         raise ConfigError(f"{path} must map the name of each load to its flags (--loads)")
     return {name: own or {} for name, own in named.items()}
 
