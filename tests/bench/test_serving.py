@@ -21,13 +21,14 @@ from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
 from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.load.workload import WorkloadPrompt
-from saccade.bench.serving import serving_run
+from saccade.bench.serving import serving_run, startup
 from saccade.bench.serving.serving_command import bench_serve
 from saccade.bench.serving.serving_run import ServingRun, Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
 from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between, parse_metrics
 from saccade.bench.serving.serving_turns import run_serving
+from saccade.bench.soak.soak_run import Soak
 from saccade.cli import main
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
@@ -432,18 +433,37 @@ def test_a_variant_that_does_not_start_leaves_the_figures_of_those_before(
 
 
 @pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("serve --variants a:;b: --num-prompts 3 --image-resolution 32x20", "INCOMPLETE: nothing was finished\n"),
+        ("startup", ""),
+        ("soak --minutes 5", ""),
+    ],
+)
 def test_sigterm_stops_the_server_that_was_started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    stopped: list[LaunchedServer] = []
+
     async def terminated(*given: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         await asyncio.Event().wait()
 
+    def stop(server: LaunchedServer) -> None:
+        original(server)
+        stopped.append(server)
+
+    original = LaunchedServer.stop
+    monkeypatch.setattr(LaunchedServer, "stop", stop)
     monkeypatch.setattr(serving_run, "drive", terminated)
-    assert main(["bench", "serve", "--variants", "a:; b:", "--num-prompts", "3", "--image-resolution", "32x20"]) == 143
+    monkeypatch.setattr(startup, "describe", terminated)
+    monkeypatch.setattr(Soak, "_describe", terminated)
+    assert main(["bench", *command.split()]) == 143
     shown = capsys.readouterr()
-    assert shown.out == "INCOMPLETE: nothing was finished\n"
-    assert "shutting down" in shown.err and "starting b" not in shown.err
+    assert shown.out == out and "starting b" not in shown.err
+    [server] = stopped
+    assert server.last[-1] == "shutting down" and server.has_ended
 
 
 @pytest.mark.usefixtures("fake")

@@ -274,7 +274,7 @@ def test_a_server_that_fails_is_given_up_and_told_of(tmp_path: Path) -> None:
             yield as_json({"error": {"message": "oh no"}}, 500)
 
     with serving(fails) as server:
-        code, text = run_soak(minutes=BOUND_MINUTES, url=server.url, json=str(tmp_path / "x.json"))
+        code, text = run_soak(minutes=BOUND_MINUTES, url=f"{server.url}/v1", json=str(tmp_path / "x.json"))
     saved = json.loads((tmp_path / "x.json").read_text())
     assert code == 1 and not saved["is_clean"] and saved["num_unexpected"] > 100
     assert "answered with 500, expected 200" in text and "problems found" in text

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from saccade.bench.passes.offline_bench import bench_state
 from saccade.bench.passes.pass_settings import GraphBenchSettings, OfflineBenchSettings
@@ -22,6 +24,7 @@ from saccade.models.dummy import fill_with_noise
 from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
+from saccade.terminal import print_table
 
 MIB = 2**20
 ROUNDS = 9
@@ -76,6 +79,16 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
         del runner
     lines.sort(key=lambda line: (line.tokens, ("eager", "piecewise", "full").index(line.way)))
     return GraphBench(tuple(lines), held, {"size": size} | describe_model(model))
+
+
+def print_graph_bench(bench: GraphBench, console: Console) -> None:
+    table = Table("tokens", "mode", "ms", "host ms", "capture s", "graph MiB", "equals eager")
+    for line in bench.lines:
+        figures = (f"{line.ms:.2f}", f"{line.cpu_ms:.2f}", f"{line.capture_s:.2f}", f"{line.graph_mib:.0f}")
+        table.add_row(str(line.tokens), line.way, *figures, "yes" if line.equals_eager else "NO")
+    print_table(console, table)
+    for way, mib in bench.held_mib.items():
+        console.print(f"{way}: {mib:.0f} MiB in use besides the weights (arena and all graphs)")
 
 
 def made_up_model(size: dict[str, Any], layers: int, device: torch.device) -> Model:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 from threading import current_thread, main_thread
-from time import monotonic
+from time import monotonic, perf_counter
 
 import orjson
 
-from saccade.bench.load.client_connection import ServerAddress
-from saccade.bench.soak.soak_client import CONNECT_S, SoakClient
+from saccade.bench.load.client import ASK_S, Client
+from saccade.bench.load.load_settings import TargetSettings
+from saccade.bench.soak.soak_client import send
 from saccade.bench.soak.soak_files import image_sizes
 from saccade.bench.soak.soak_requests import SoakTarget, make_request
 from saccade.bench.soak.soak_samples import BUSY, FILES, is_idle, metric_figures, process_figures
@@ -59,8 +60,8 @@ class Soak:
 
     def __init__(self, url: str, settings: SoakSettings, pid: int | None, say: Callable[[str], None]) -> None:
         self._settings, self._pid, self._say = settings, pid, say
-        self._url, self._address = url, ServerAddress.of(url)
-        self._watcher, self._prober, self._looker = self._client(), self._client(), self._client()
+        key, timeout_s = settings.api_key, settings.request_timeout_s
+        self._target = TargetSettings(base_url=url, api_key=key, request_timeout_s=timeout_s)
         self._tally = Tally()
         self._indices = count()
         self._sizes: set[tuple[int, int]] = set()
@@ -79,30 +80,29 @@ class Soak:
 
     async def run(self) -> SoakReport:
         """Runs until the time is up, a problem is found, or Ctrl-C."""
-        target = await self._describe()
+        async with Client(self._target) as watcher:
+            return await self._run(watcher)
+
+    async def _run(self, watcher: Client) -> SoakReport:
+        target = await self._describe(watcher)
         loop = asyncio.get_running_loop()
         hears_signals = current_thread() is main_thread()
         if hears_signals:
             loop.add_signal_handler(signal.SIGINT, self.stop)
-        self._start = await self._figures(self._watcher)
+        self._start = await self._figures(watcher)
         self._begun = monotonic()
-        watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
+        watching = [asyncio.create_task(self._probe(watcher)), asyncio.create_task(self._look())]
         try:
             while self._left_s() > 0 and not self._is_over():
                 await self._load(target)
-                await self._rest()
+                await self._rest(watcher)
         finally:
             if hears_signals:
                 loop.remove_signal_handler(signal.SIGINT)
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-            for client in (self._watcher, self._prober, self._looker):
-                client.close()
         return self._report(target)
-
-    def _client(self) -> SoakClient:
-        return SoakClient(self._address, self._settings.api_key, self._settings.request_timeout_s)
 
     def _left_s(self) -> float:
         return self._begun + self._settings.seconds - monotonic()
@@ -110,14 +110,14 @@ class Soak:
     def _is_over(self) -> bool:
         return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MAX_UNEXPECTED
 
-    async def _describe(self) -> SoakTarget:
+    async def _describe(self, watcher: Client) -> SoakTarget:
         try:
-            status, body, _ = await self._watcher.get("/v1/models")
+            status, body = await watcher.ask("GET", "/v1/models")
             [card, *_] = orjson.loads(body)["data"]
             told = card.get("capabilities")
         except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
             raise ConfigError(
-                f"{self._url} does not answer /v1/models like an OpenAI server (--url, --api-key)"
+                f"{self._target.url} does not answer /v1/models like an OpenAI server (--url, --api-key)"
             ) from None
         if status != 200:
             raise ConfigError(f"/v1/models was answered with {status} (--api-key)")
@@ -144,31 +144,28 @@ class Soak:
                 raise result
 
     async def _work(self, target: SoakTarget, end: float) -> None:
-        client = self._client()
-        try:
+        async with Client(self._target) as client:
             while monotonic() < end and not self._is_over():
                 index = next(self._indices)
                 request = await asyncio.to_thread(make_request, self._settings.seed, index, target)
                 self._sizes.update(request.sizes)
-                self._tally.note(request, await client.send(request))
-        finally:
-            client.close()
+                self._tally.note(request, await send(client, request))
 
-    async def _rest(self) -> None:
+    async def _rest(self, watcher: Client) -> None:
         """Waits until the server is idle, and records its resources."""
         deadline = monotonic() + IDLE_S
-        figures = await self._figures(self._watcher)
+        figures = await self._figures(watcher)
         while not self._is_idle(figures) and not self._stop.is_set():
             if monotonic() > deadline:
                 held = ", ".join(f"{name} {figures.get(name, 'unknown')}" for name in BUSY if figures.get(name) != 0)
                 self._problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
                 return
             await asyncio.sleep(POLL_S)
-            figures = await self._figures(self._watcher)
+            figures = await self._figures(watcher)
         if self._stop.is_set():
             return
         await asyncio.sleep(SETTLE_S)
-        self._idle.append(await self._figures(self._watcher))
+        self._idle.append(await self._figures(watcher))
         self._idle_at.append(monotonic() - self._begun)
         self._say(self._progress())
 
@@ -176,11 +173,11 @@ class Soak:
         """A server that is too busy to report its load is not idle."""
         return is_idle(figures) and all(name in figures for name in BUSY if name in self._peaks)
 
-    async def _figures(self, client: SoakClient) -> dict[str, float]:
+    async def _figures(self, client: Client) -> dict[str, float]:
         """Reads the current figures, without those that are unavailable."""
         found = {} if self._pid is None else await asyncio.to_thread(process_figures, self._pid)
         with suppress(OSError, TimeoutError, ValueError):
-            status, body, _ = await client.get("/metrics")
+            status, body = await client.ask("GET", "/metrics")
             if status == 200:
                 found |= await asyncio.to_thread(metric_figures, body.decode())
         for name, value in found.items():
@@ -191,18 +188,19 @@ class Soak:
         """Reads figures under load, for the peaks. Closes its connection, which would count at idle moments."""
         while True:
             await asyncio.sleep(self._settings.look_s)
-            await self._figures(self._looker)
-            self._looker.close()
+            async with Client(self._target) as looker:
+                await self._figures(looker)
 
-    async def _probe(self) -> None:
+    async def _probe(self, watcher: Client) -> None:
         """Asks for /health all the time. It must answer, whatever the load."""
         while True:
+            begun = perf_counter()
             try:
-                status, body, seconds = await self._prober.get("/health")
+                status, body = await watcher.ask("GET", "/health")
                 problem = "" if status == 200 else body.decode("utf-8", "replace")[:200]
-            except (OSError, TimeoutError) as error:
-                self._prober.close()
-                status, seconds, problem = 0, 0.0, f"{type(error).__name__}: no answer within {CONNECT_S:g} s"
+            except OSError as error:
+                status, problem = 0, f"{type(error).__name__}: {str(error) or f'no answer within {ASK_S:g} s'}"
+            seconds = perf_counter() - begun
             if problem:
                 self._tally.note_unexpected(Unexpected(-1, "GET /health", status, problem))
             else:
