@@ -145,7 +145,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     flags = ["--replicas", "1,2", "--policies", "affinity,round-robin", "--requests-per-replica", "10"]
     assert main(["bench", "scale", *flags, "--json", str(json_file), "--plot", str(plot)]) == 0
     shown = capsys.readouterr()
-    assert "round-robin" in shown.out and "2 replicas, affinity: 20 requests" in shown.err
+    assert "round-robin" in shown.out and "2 replicas, affinity: 0 of 20" in shown.err
     lines = json.loads(json_file.read_text())["lines"]
     assert [(one["replicas"], one["policy"]) for one in lines] == [
         *((1, "affinity"), (1, "round-robin")),

@@ -78,7 +78,7 @@ def test_a_task_counts_right_picks(made: tiny.Tiny, task: Path, llm: LLM) -> Non
         limits=SchedulerSettings(**LIMITS),
         console=Console(file=said, force_terminal=False),
     )
-    assert said.getvalue() == "asking choices\n", "no bar where there is no terminal"
+    assert said.getvalue() == "asking choices: 0 of 3\n", "no bar where there is no terminal"
     assert [result.name for result in report.tasks] == ["choices", "choices, by length"]
     found = report.tasks[0]
     assert [answer.said for answer in found.answers] == [c.choices[p] for c, p in zip(choices, picks, strict=True)]

@@ -18,7 +18,7 @@ from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.offline.llm import LLM
-from saccade.terminal import check_file, progress_bar, write_json
+from saccade.terminal import check_file, shown_progress, write_json
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -112,11 +112,9 @@ def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | N
         return [task]
     started = time.perf_counter()
     title = task.name if way == "default" else f"{task.name}, {way}"
-    if console is not None and not console.is_terminal:
-        console.print(f"asking {title}", markup=False, highlight=False)
-    with progress_bar(console) as bar:
-        shown = bar.add_task(title, total=task.total)
-        found = task.ask(llm, lambda count: bar.update(shown, advance=count))
+    with shown_progress(console) as hear:
+        hear(f"asking {title}", 0, task.total)
+        found = task.ask(llm, lambda done: hear(f"asking {title}", done, task.total))
     seconds = time.perf_counter() - started
     return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
 
@@ -132,7 +130,7 @@ def _answer(
         for example, output in zip(part, outputs, strict=True):
             said = normalise(output.outputs[0].text)
             answers.append(Answered(example.question, normalise(example.answer), said, example.is_right(said)))
-        advance(len(part))
+        advance(start + len(part))
     return {name: answers}
 
 

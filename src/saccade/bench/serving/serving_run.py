@@ -12,7 +12,6 @@ from os import cpu_count
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from saccade import __version__
 from saccade.bench.load.client import Client, drive
@@ -35,6 +34,7 @@ from saccade.bench.serving.serving_target import (
     retokenize,
 )
 from saccade.errors import ConfigError
+from saccade.terminal import progress_bar
 
 REFRESH_PER_S = 2  # drawing takes time from the client
 FRESH_CONTENT = "Leave out --seed for content that no server has seen, or empty the caches (--flush-cache)."
@@ -59,11 +59,8 @@ class Shown:
         """Yields a callback that takes each outcome."""
         if not self._console.is_terminal:
             self.say(f"sending {total} requests")
-            yield lambda outcome: None
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         failed = 0
-        with Progress(*columns, console=self._console, refresh_per_second=REFRESH_PER_S) as progress:
+        with progress_bar(self._console, REFRESH_PER_S) as progress:
             task = progress.add_task("requests", total=total)
 
             def tick(outcome: Outcome) -> None:
