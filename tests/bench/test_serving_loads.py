@@ -13,10 +13,15 @@ import pytest
 from rich.console import Console
 
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
-from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_command import bench_serve
-from saccade.bench.serving.serving_loads_settings import FIVE_SIZES, USUAL_LOADS, LoadsSettings
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan
+from saccade.bench.serving.serving_settings import (
+    FIVE_SIZES,
+    USUAL_LOADS,
+    AgainstSettings,
+    LoadsSettings,
+    OutputSettings,
+    ServingPlan,
+)
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import BOUND_S, Reply, nobody

@@ -13,9 +13,9 @@ from saccade.bench.passes.pass_settings import (
     VisionBenchSettings,
 )
 from saccade.bench.scale.scale_settings import ScaleSettings
-from saccade.bench.serving.serving_against_settings import AgainstSettings
-from saccade.bench.serving.serving_loads_settings import LoadsSettings
 from saccade.bench.serving.serving_settings import (
+    AgainstSettings,
+    LoadsSettings,
     OutputSettings,
     ServingPlan,
     StartupBenchSettings,

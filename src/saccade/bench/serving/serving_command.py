@@ -11,13 +11,18 @@ from rich.console import Console
 
 from saccade.bench.serving.html import page
 from saccade.bench.serving.serving_against_report import comparison_data, ratio_table, verdict_lines
-from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_differences import differences
 from saccade.bench.serving.serving_loads import LoadResult, loads_data, loads_table, new_results, run_loads, unfinished
 from saccade.bench.serving.serving_report import print_red, print_run
 from saccade.bench.serving.serving_results import as_data, comparison_table, load, result_path, save, write_result
 from saccade.bench.serving.serving_run import Shown
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
+from saccade.bench.serving.serving_settings import (
+    AgainstSettings,
+    OutputSettings,
+    ServingPlan,
+    StartupBenchSettings,
+    VariantSettings,
+)
 from saccade.bench.serving.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError, SaccadeError
 from saccade.terminal import check_file, print_table, write_file, write_json

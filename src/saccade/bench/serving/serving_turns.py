@@ -17,12 +17,11 @@ from saccade.bench.load.client import Client, run
 from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.load.workload import digest_of, make_prompts
 from saccade.bench.load.workload_text import WordList
-from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_differences import unequal_work
 from saccade.bench.serving.serving_interval import Ratio, ratios
 from saccade.bench.serving.serving_results import as_data
 from saccade.bench.serving.serving_run import Passage, ServingRun, Shown, Target
-from saccade.bench.serving.serving_settings import ServingPlan, VariantSettings, draw_seed
+from saccade.bench.serving.serving_settings import AgainstSettings, ServingPlan, VariantSettings, draw_seed
 from saccade.bench.serving.serving_stats import main_figures
 from saccade.errors import ConfigError
 
