@@ -19,6 +19,7 @@ from rich.console import Console
 from saccade.bench.load import startup_server
 from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.load.metrics_text import parse_metrics
 from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.load.workload import WorkloadPrompt
 from saccade.bench.serving import serving_run, startup
@@ -26,7 +27,7 @@ from saccade.bench.serving.serving_command import bench_serve
 from saccade.bench.serving.serving_run import ServingRun, Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
-from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between, parse_metrics
+from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between
 from saccade.bench.serving.serving_turns import run_serving
 from saccade.bench.soak.soak_run import Soak
 from saccade.cli import main

@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.bench.load.client import Client
+from saccade.bench.load.metrics_text import parse_metrics
 from saccade.bench.load.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
-SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
 COUNTED_AT_ONCE = 16
 TARGET_FLAGS = "--base-url, --host, --port"
 
@@ -91,26 +90,6 @@ async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | 
     counts = await _count_all(client, model, list(several))
     known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Parses Prometheus text into values that only grow (counters; sums and counts of histograms) and gauges."""
-    kinds: dict[str, str] = {}
-    grown: dict[str, float] = {}
-    gauges: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(maxsplit=3)
-            kinds[name] = kind
-        if (match := SAMPLE_LINE.match(line)) is None:
-            continue
-        name, labels, value = match[1], match[2] or "", _number(match[3])
-        if name.endswith(("_bucket", "_created")) or value is None:
-            continue
-        family = re.sub(r"_(total|sum|count)$", "", name)
-        is_gauge = kinds.get(name) == "gauge" or (name == family and kinds.get(family) != "counter")
-        (gauges if is_gauge else grown)[f"{name}{labels}"] = value
-    return grown, gauges
 
 
 def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
@@ -202,10 +181,3 @@ async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -
     except (OSError, TimeoutError):
         return None
     return data.decode("utf-8", "replace") if status == 200 else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
