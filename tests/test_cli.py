@@ -98,13 +98,14 @@ JSON_COMMANDS = ("graphs", "offline", "vision", "allreduce", "startup", "soak", 
 @pytest.mark.parametrize(
     ("command", "flag"),
     [*((f"bench {name}", "--json") for name in JSON_COMMANDS), ("eval", "--json")]
-    + [("bench vision", "--plot"), ("bench scale", "--plot")],
+    + [("bench vision", "--plot"), ("bench scale", "--plot"), ("bench serve", "--report")],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     command: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.bench.passes.passes_command.stages", _nothing_runs)
     monkeypatch.setattr("saccade.bench.serving.serving_command.run_startup_bench", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.serving.serving_command.run_loads", _nothing_runs)
     monkeypatch.setattr("saccade.bench.soak.soak_command.stages", _nothing_runs)
     monkeypatch.setattr("saccade.bench.scale.scale_command.run_scale_bench", _nothing_runs)
     monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)

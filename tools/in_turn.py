@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.serving.serving_interval import with_interval
+from saccade.bench.serving.serving_comparison import with_interval
 from saccade.bench.serving.serving_turns import turn_order
 from saccade.terminal import print_table
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B, IMAGE_ROWS
-from saccade.bench.scale.scale_replica import replica_limits
+from saccade.bench.scale.scale_replica import H200_QWEN3_VL_8B, IMAGE_ROWS, replica_limits
 from saccade.bench.scale.scale_settings import SCALE_POLICIES, ScaleSettings
 from saccade.bench.scale.scale_workload import arrivals, image_prompt
 from saccade.bench.scale.simulation import ScaleLine, Simulation, new_policy, run_scale_bench

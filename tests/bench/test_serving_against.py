@@ -15,11 +15,11 @@ from rich.console import Console
 from saccade.bench.load.client import Client, arrivals, drive
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
 from saccade.bench.serving import serving_run as serving_module
-from saccade.bench.serving.serving_against_report import ratio_table
 from saccade.bench.serving.serving_command import bench_serve
+from saccade.bench.serving.serving_comparison import Comparison, ratio_table
 from saccade.bench.serving.serving_run import Shown
 from saccade.bench.serving.serving_settings import AgainstSettings, OutputSettings, ServingPlan, VariantSettings
-from saccade.bench.serving.serving_turns import Comparison, round_seed, run_against, turn_order
+from saccade.bench.serving.serving_turns import round_seed, run_against, turn_order
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, as_json, nobody, serving

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
+from saccade.bench.load.load_settings import SizeRange, TargetSettings, WorkloadSettings, parse_sizes
 from saccade.bench.load.workload import Wording, WorkloadPrompt, draw_lengths, make_prompts
-from saccade.bench.load.workload_images import SizeRange, draw_size, parse_sizes
+from saccade.bench.load.workload_images import draw_size
 from saccade.bench.load.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
@@ -258,7 +258,8 @@ def test_wrong_files_are_refused(text: str, tmp_path: Path) -> None:
     ("name", "value"),
     [("dataset_name", "mmmu"), ("num_prompts", 0), ("random_range_ratio", 1.5), ("random_range_ratio", float("nan")),
      ("image_format", "gif"), ("image_content", "cat"), ("image_count", 0), ("image_quality", 101),
-     ("image_repeat_ratio", -0.1), ("video_frames", 0), ("seed", -1)],
+     ("image_repeat_ratio", -0.1), ("video_frames", 0), ("seed", -1),
+     ("image_resolution", "560")],
 )  # fmt: skip
 def test_wrong_settings_name_their_flag(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}"):

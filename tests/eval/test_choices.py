@@ -132,6 +132,14 @@ def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str) -> None
         read_choices(tmp_path / "task.json")
 
 
+def test_a_task_without_questions_is_refused(made: tiny.Tiny, tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text('{"examples": []}')
+    with pytest.raises(ConfigError, match=r"the task choices has no questions \(--data\)"):
+        run_eval(made.folder, EvalSettings(task="choices", data=str(tmp_path / "task.json")))
+    with pytest.raises(ConfigError, match=r"task is ''; known tasks are all, shapes"):
+        EvalSettings(task=",")
+
+
 def test_the_three_ways_of_running_give_the_same_answers(made: tiny.Tiny, task: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     report = run_eval(

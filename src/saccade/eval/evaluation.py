@@ -90,10 +90,11 @@ def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
 
 def _questions(name: str, settings: EvalSettings) -> list[Any] | str:
     """The questions of a task, or the reason to skip it."""
-    if name in CHOICES:
-        return make_choices(name, settings)
     try:
-        return make_examples(name, settings)
+        found = make_choices(name, settings) if name in CHOICES else make_examples(name, settings)
+        if not found:
+            raise ConfigError(f"the task {name} has no questions (--data)")
+        return found
     except ConfigError as error:
         if settings.task != "all":
             raise

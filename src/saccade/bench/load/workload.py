@@ -13,8 +13,17 @@ import numpy as np
 import orjson
 import pybase64
 
-from saccade.bench.load.load_settings import CHAT, COMPLETIONS, DATASETS, GENERATE, TargetSettings, WorkloadSettings
-from saccade.bench.load.workload_images import Size, draw_size, make_images, parse_sizes
+from saccade.bench.load.load_settings import (
+    CHAT,
+    COMPLETIONS,
+    DATASETS,
+    GENERATE,
+    Size,
+    TargetSettings,
+    WorkloadSettings,
+    parse_sizes,
+)
+from saccade.bench.load.workload_images import draw_size, make_images
 from saccade.bench.load.workload_text import WordList
 from saccade.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from saccade.bench.serving.html import page
-from saccade.bench.serving.serving_against_report import comparison_data, ratio_table, verdict_lines
+from saccade.bench.serving.serving_comparison import comparison_data, ratio_table, verdict_lines
 from saccade.bench.serving.serving_differences import differences
 from saccade.bench.serving.serving_loads import LoadResult, loads_data, loads_table, new_results, run_loads, unfinished
 from saccade.bench.serving.serving_report import print_red, print_run
@@ -42,7 +42,8 @@ def bench_serve(
     output = next(iter(plans.values())).output
     is_table = "" not in plans
     _check_combination(output, variants, against, is_table=is_table)
-    earlier = load(output.compare) if output.compare else None  # a wrong name fails before anything runs
+    check_file(output.report, "--report")  # wrong names fail before anything runs
+    earlier = load(output.compare) if output.compare else None
     results = new_results(plans, variants)
     path = result_path(output, ["loads"], datetime.now(UTC).isoformat())
 

@@ -7,13 +7,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.bench.serving.serving_against_report import comparison_data
-from saccade.bench.serving.serving_interval import Ratio
+from saccade.bench.serving.serving_comparison import Comparison, Ratio, comparison_data
 from saccade.bench.serving.serving_results import COLOURS, as_data
 from saccade.bench.serving.serving_run import ServingRun, Shown
 from saccade.bench.serving.serving_settings import AgainstSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import main_figures
-from saccade.bench.serving.serving_turns import Comparison, round_seed, run_against, started
+from saccade.bench.serving.serving_turns import round_seed, run_against, started
 
 COLUMNS = (
     ("requests/s", "request_throughput", 2),

@@ -19,6 +19,7 @@ from saccade.bench.load.load_settings import (
     TargetSettings,
     WorkloadSettings,
     check_one_of,
+    parse_sizes,
 )
 from saccade.config import check_above_zero, check_at_least, setting
 from saccade.errors import ConfigError
@@ -294,3 +295,6 @@ class StartupBenchSettings:
     def __post_init__(self) -> None:
         names = ("starts", "requests", "random_input_len", "random_output_len")
         check_at_least(self, dict.fromkeys(names, 1))
+        check_above_zero(self, "start_timeout_s", "request_timeout_s")
+        if self.image_resolution:
+            parse_sizes(self.image_resolution)

@@ -17,8 +17,8 @@ from saccade.bench.load.client import Client, run
 from saccade.bench.load.startup_server import LaunchedServer
 from saccade.bench.load.workload import digest_of, make_prompts
 from saccade.bench.load.workload_text import WordList
+from saccade.bench.serving.serving_comparison import Comparison, ratios
 from saccade.bench.serving.serving_differences import unequal_work
-from saccade.bench.serving.serving_interval import Ratio, ratios
 from saccade.bench.serving.serving_results import as_data
 from saccade.bench.serving.serving_run import Passage, ServingRun, Shown, Target
 from saccade.bench.serving.serving_settings import AgainstSettings, ServingPlan, VariantSettings, draw_seed
@@ -26,34 +26,6 @@ from saccade.bench.serving.serving_stats import main_figures
 from saccade.errors import ConfigError
 
 MIN_ROUNDS = 2  # for an interval
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The first run is that of --base-url. `orders` lists the servers of each round in the order of their turns.
-    `ratios` compares the first server with each other one, by name and figure; a single round gives none. `cautions`
-    say why they may mislead."""
-
-    runs: list[ServingRun]
-    orders: list[list[str]]
-    ratios: dict[str, dict[str, Ratio]]
-    cautions: list[str]
-    num_rounds: int
-
-    @property
-    def first(self) -> str:
-        return self.runs[0].name
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.orders) == self.num_rounds
-
-    @property
-    def warnings(self) -> list[str]:
-        if self.is_complete:
-            return self.cautions
-        end = "" if self.ratios else ", without ratios"
-        return [*self.cautions, f"INCOMPLETE: {len(self.orders)} of {self.num_rounds} rounds{end}"]
 
 
 @dataclass(slots=True)

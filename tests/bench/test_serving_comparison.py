@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.bench.serving.serving_interval import Ratio, ratios, with_interval
+from saccade.bench.serving.serving_comparison import Ratio, ratios, with_interval
 from saccade.bench.serving.serving_stats import RATES_AND_TIMES, Figures
 
 NUM_ROUNDS = 6
