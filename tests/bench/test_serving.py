@@ -464,7 +464,7 @@ def test_sigterm_stops_the_server_that_was_started(
     shown = capsys.readouterr()
     assert shown.out == out and "starting b" not in shown.err
     [server] = stopped
-    assert server.last[-1] == "shutting down" and server.has_ended
+    assert server.last_lines.endswith("shutting down") and server.has_ended
 
 
 @pytest.mark.usefixtures("fake")

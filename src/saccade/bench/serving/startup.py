@@ -96,7 +96,7 @@ def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown
         outcomes = run(_ask(server.url, settings, number))
     good = [outcome.e2el_s * 1e3 for outcome in outcomes if outcome.is_ok]
     failures = [f"request {each.index + 1}: {each.error}: {each.message}" for each in outcomes if not each.is_ok]
-    return TimedStart(stages_of(server.lines), server.ready_s, good, failures)
+    return TimedStart(stages_of(list(server.lines)), server.ready_s, good, failures)
 
 
 async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Outcome]:

@@ -5,7 +5,6 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 from threading import current_thread, main_thread
@@ -20,7 +19,7 @@ from saccade.bench.soak.soak_files import image_sizes
 from saccade.bench.soak.soak_requests import SoakTarget, make_request
 from saccade.bench.soak.soak_samples import BUSY, FILES, is_idle, metric_figures, process_figures
 from saccade.bench.soak.soak_settings import WARM_UP, SoakSettings
-from saccade.bench.soak.soak_verdict import ResourceVerdict, Tally, Unexpected, judge_resources
+from saccade.bench.soak.soak_verdict import SoakReport, Unexpected, judge_resources
 from saccade.errors import ConfigError
 
 HEALTH_S = 0.2  # between two probes
@@ -32,29 +31,6 @@ LATENCIES = 10_000  # kept for the median
 DEFAULT_LEN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SoakReport:
-    seconds: float
-    is_interrupted: bool
-    seed: int
-    model: str
-    requests: int
-    answers: dict[str, dict[str, int]]
-    image_sizes: int
-    num_unexpected: int
-    unexpected: list[Unexpected]
-    resources: list[ResourceVerdict]
-    idle_moments: int
-    health_median_ms: float
-    health_largest_ms: float
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        are_flat = all(resource.is_flat is not False for resource in self.resources)
-        return are_flat and not self.num_unexpected and not self.problems
-
-
 class Soak:
     """One run against one server. `pid` is the server's process, if it is on this machine."""
 
@@ -62,7 +38,7 @@ class Soak:
         self._settings, self._pid, self._say = settings, pid, say
         key, timeout_s = settings.api_key, settings.request_timeout_s
         self._target = TargetSettings(base_url=url, api_key=key, request_timeout_s=timeout_s)
-        self._tally = Tally()
+        self._report = SoakReport(seed=settings.seed, model="")
         self._indices = count()
         self._sizes: set[tuple[int, int]] = set()
         self._start: dict[str, float] = {}
@@ -70,8 +46,6 @@ class Soak:
         self._idle_at: list[float] = []
         self._peaks: dict[str, float] = {}
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
-        self._largest_s = 0.0
-        self._problems: list[str] = []
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -85,6 +59,7 @@ class Soak:
 
     async def _run(self, watcher: Client) -> SoakReport:
         target = await self._describe(watcher)
+        self._report.model = target.model
         loop = asyncio.get_running_loop()
         hears_signals = current_thread() is main_thread()
         if hears_signals:
@@ -102,13 +77,14 @@ class Soak:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        return self._report(target)
+        self._finish()
+        return self._report
 
     def _left_s(self) -> float:
         return self._begun + self._settings.seconds - monotonic()
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MAX_UNEXPECTED
+        return self._stop.is_set() or bool(self._report.problems) or self._report.num_unexpected > MAX_UNEXPECTED
 
     async def _describe(self, watcher: Client) -> SoakTarget:
         try:
@@ -149,7 +125,7 @@ class Soak:
                 index = next(self._indices)
                 request = await asyncio.to_thread(make_request, self._settings.seed, index, target)
                 self._sizes.update(request.sizes)
-                self._tally.note(request, await send(client, request))
+                self._report.note(request, await send(client, request))
 
     async def _rest(self, watcher: Client) -> None:
         """Waits until the server is idle, and records its resources."""
@@ -158,7 +134,7 @@ class Soak:
         while not self._is_idle(figures) and not self._stop.is_set():
             if monotonic() > deadline:
                 held = ", ".join(f"{name} {figures.get(name, 'unknown')}" for name in BUSY if figures.get(name) != 0)
-                self._problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
+                self._report.problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
                 return
             await asyncio.sleep(POLL_S)
             figures = await self._figures(watcher)
@@ -202,43 +178,31 @@ class Soak:
                 status, problem = 0, f"{type(error).__name__}: {str(error) or f'no answer within {ASK_S:g} s'}"
             seconds = perf_counter() - begun
             if problem:
-                self._tally.note_unexpected(Unexpected(-1, "GET /health", status, problem))
+                self._report.note_unexpected(Unexpected(-1, "GET /health", status, problem))
             else:
                 self._latencies.append(seconds)
-                self._largest_s = max(self._largest_s, seconds)
+                self._report.health_largest_ms = max(self._report.health_largest_ms, 1e3 * seconds)
             await asyncio.sleep(HEALTH_S)
 
     def _progress(self) -> str:
-        figures = self._idle[-1]
+        figures, report = self._idle[-1], self._report
         memory = sum(value for name, value in figures.items() if name.startswith("RSS")) / 2**20
         held = f"{memory:.0f} MiB, " if memory else ""
         files = f"{figures[FILES]:g} files, " if FILES in figures else ""
         return (
-            f"{max(0.0, self._left_s()) / 60:.1f} minutes left: {self._tally.num_requests} requests, "
-            f"{self._tally.num_unexpected} unexpected, {held}{files}/health {1e3 * self._largest_s:.0f} ms at most"
+            f"{max(0.0, self._left_s()) / 60:.1f} minutes left: {report.requests} requests, "
+            f"{report.num_unexpected} unexpected, {held}{files}/health {report.health_largest_ms:.0f} ms at most"
         )
 
-    def _report(self, target: SoakTarget) -> SoakReport:
-        seconds = monotonic() - self._begun
-        warm_s = WARM_UP * min(seconds, self._settings.seconds)
+    def _finish(self) -> None:
+        report, settings = self._report, self._settings
+        report.seconds = monotonic() - self._begun
+        report.is_interrupted = self._stop.is_set()
+        report.image_sizes = len(self._sizes)
+        warm_s = WARM_UP * min(report.seconds, settings.seconds)
         warm = [figures for figures, at_s in zip(self._idle, self._idle_at, strict=True) if at_s >= warm_s]
-        settings = self._settings
-        resources = judge_resources(
+        report.idle_moments = len(warm)
+        report.resources = judge_resources(
             self._start, warm, self._peaks, settings.rss_allowance_mib, is_gpu_shared=settings.gpu_is_shared
         )
-        return SoakReport(
-            seconds=seconds,
-            is_interrupted=self._stop.is_set(),
-            seed=self._settings.seed,
-            model=target.model,
-            requests=self._tally.num_requests,
-            answers=dict(sorted(self._tally.answers.items())),
-            image_sizes=len(self._sizes),
-            num_unexpected=self._tally.num_unexpected,
-            unexpected=self._tally.unexpected,
-            resources=resources,
-            idle_moments=len(warm),
-            health_median_ms=1e3 * median(self._latencies) if self._latencies else 0.0,
-            health_largest_ms=1e3 * self._largest_s,
-            problems=self._problems,
-        )
+        report.health_median_ms = 1e3 * median(self._latencies) if self._latencies else 0.0
