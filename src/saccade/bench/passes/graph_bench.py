@@ -1,6 +1,5 @@
 """Measures what graphs gain: prefill of a model with random weights, eager, piecewise and full, by number of tokens."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from saccade.bench.passes.offline_bench import bench_state
 from saccade.bench.passes.pass_settings import GraphBenchSettings, OfflineBenchSettings
-from saccade.bench.passes.timing import describe_model, latency_ms
+from saccade.bench.passes.timing import describe_model, free, latency_ms
 from saccade.config import GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.execution.language import prefill_phase
@@ -129,8 +128,6 @@ def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -
 def _used_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
+    free(device)
+    available, total = torch.cuda.mem_get_info(device)
+    return total - available
