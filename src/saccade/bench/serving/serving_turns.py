@@ -75,7 +75,8 @@ class Turns:
     async def _round(self, number: int, shown: Shown) -> None:
         settings = replace(self.plans[0].workload, seed=self.seeds[number])
         place = f"round {number + 1} of {len(self.seeds)}"
-        shown.say(f"making {settings.num_prompts} requests, seed {self.plans[0].workload.seed}")
+        more = f", {place}" if len(self.seeds) > 1 else ""
+        shown.say(f"making {settings.num_prompts} requests, seed {self.plans[0].workload.seed}{more}")
         skip = number * settings.num_prompts
         prompts = await asyncio.to_thread(make_prompts, settings, self.words, skip=skip)
         taken: dict[int, Passage] = {}
