@@ -468,6 +468,15 @@ def test_sigterm_stops_the_server_that_was_started(
 
 
 @pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["startup", "soak"])
+def test_without_a_model_the_server_chooses_the_bundled_one_with_its_limits(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", command, "--serve-args=--broken"]) == 2
+    assert "saccade: cannot start: --port 0 --broken" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fake")
 def test_a_server_that_does_not_start_tells_why() -> None:
     with pytest.raises(ConfigError, match=r"exit code 1.*\n(.*\n)*saccade: cannot start: m --port 0 --broken"):
         shown_by(TargetSettings(), OutputSettings(), VariantSettings(serve_model="m", serve_args="--broken"))
