@@ -12,7 +12,6 @@ from PIL import Image
 
 from saccade import LLM, SamplingParams, __version__
 from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS
-from saccade.cli import bench as cli_bench
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -99,13 +98,14 @@ JSON_COMMANDS = ("graphs", "offline", "vision", "allreduce", "startup", "soak", 
 @pytest.mark.parametrize(
     ("command", "flag"),
     [*((f"bench {name}", "--json") for name in JSON_COMMANDS), ("eval", "--json")]
-    + [("bench vision", "--plot"), ("bench scale", "--plot")],
+    + [("bench vision", "--plot"), ("bench scale", "--plot"), ("bench serve", "--report")],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     command: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_bench, "stages", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.passes.passes_command.stages", _nothing_runs)
     monkeypatch.setattr("saccade.bench.serving.serving_command.run_startup_bench", _nothing_runs)
+    monkeypatch.setattr("saccade.bench.serving.serving_command.run_loads", _nothing_runs)
     monkeypatch.setattr("saccade.bench.soak.soak_command.stages", _nothing_runs)
     monkeypatch.setattr("saccade.bench.scale.scale_command.run_scale_bench", _nothing_runs)
     monkeypatch.setattr("saccade.eval.evaluation.LLM", _nothing_runs)

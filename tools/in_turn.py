@@ -13,16 +13,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import exp, log, sqrt
+from math import log
 from pathlib import Path
-from statistics import mean, median, pstdev
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.serving.serving_against import turn_order
-from saccade.bench.serving.serving_interval import student_factor
+from saccade.bench.serving.serving_comparison import with_interval
+from saccade.bench.serving.serving_turns import turn_order
 from saccade.terminal import print_table
 
 Figures = dict[str, float]
@@ -75,11 +75,8 @@ def figures(data: object, wanted: Collection[str], name: str = "") -> Iterator[t
 
 
 def ratio(first: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """The other checkout's figure divided by the first's, and a 95% interval. Runs are compared within their round. The
-    interval uses Student's t, because rounds are few."""
-    logs = [log(b) - log(a) for a, b in zip(first, other, strict=True)]
-    half = student_factor(len(logs)) * pstdev(logs) / sqrt(len(logs))
-    return exp(mean(logs)), exp(mean(logs) - half), exp(mean(logs) + half)
+    """The other checkout's figure divided by the first's, and a 95% interval. Runs are compared within their round."""
+    return with_interval([log(b) - log(a) for a, b in zip(first, other, strict=True)])
 
 
 def table(found: Mapping[str, Sequence[Figures]]) -> Table:

@@ -144,7 +144,7 @@ def _is_readable(console: Console, table: Table) -> bool:
     return needed.maximum <= console.width or (console.width >= NARROW and needed.minimum <= console.width)
 
 
-def progress_bar(console: Console | None) -> Progress:
+def progress_bar(console: Console | None, refresh_per_s: float = 10) -> Progress:
     """A progress bar, hidden unless a terminal or notebook shows it."""
     has_watcher = console is not None and (console.is_terminal or console.is_jupyter)
     return Progress(
@@ -152,7 +152,24 @@ def progress_bar(console: Console | None) -> Progress:
         *(TimeElapsedColumn(), TimeRemainingColumn()),
         console=console,
         disable=not has_watcher,
+        refresh_per_second=refresh_per_s,
     )
+
+
+@contextmanager
+def shown_progress(console: Console | None) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what hears how much is done of how much. A bar shows it, or without a terminal a line for each name."""
+    named = set[str]()
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=None)
+
+        def hear(name: str, done: int, total: int) -> None:
+            bar.update(task, description=name, completed=done, total=total)
+            if bar.disable and console is not None and name not in named:
+                console.print(f"{name}: {done} of {total}", markup=False, highlight=False)
+            named.add(name)
+
+        yield hear
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.bench.load import client_connection
 from saccade.bench.load.client import Client, arrivals, drive, run
 from saccade.bench.load.client_connection import ServerAddress
 from saccade.bench.load.client_reply import Outcome, ReplyReader
@@ -24,6 +25,7 @@ from tests.bench.scripted import (
     HangupError,
     Reply,
     Script,
+    Scripted,
     as_json,
     chunk,
     delta,
@@ -266,6 +268,46 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
                 return await client.send(client.prepare(b"{}"))
 
         assert bounded(go()).error == "cannot connect"
+
+
+def test_a_server_that_is_gone_when_the_load_begins_is_a_failure_of_every_request() -> None:
+    with nobody() as url:
+
+        async def go() -> list[Outcome]:
+            async with Client(TargetSettings(base_url=url)) as client:
+                outcomes, _ = await drive(client, [client.prepare(b"{}")] * 3, LoadSettings(max_concurrency=2))
+                return outcomes
+
+        assert [outcome.error for outcome in bounded(go())] == ["cannot connect"] * 3
+
+
+def test_a_server_that_does_not_let_in_is_not_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a request where a handshake of TLS comes."""
+    monkeypatch.setattr(client_connection, "CONNECT_S", 0.2)
+
+    async def go(url: str) -> Outcome:
+        async with Client(TargetSettings(base_url=url.replace("http", "https"))) as client:
+            return await client.send(client.prepare(b"{}"))
+
+    with serving(_say_nothing) as server:
+        outcome = bounded(go(server.url))
+    assert (outcome.error, outcome.message) == ("cannot connect", "no connection after 0.2 s")
+
+
+def test_connections_that_the_server_has_closed_meanwhile_are_replaced_before_the_clock_starts() -> None:
+    async def script(asked: Asked) -> Reply:
+        yield as_json({})
+        raise HangupError
+
+    async def go(server: Scripted) -> None:
+        async with Client(TargetSettings(base_url=server.url)) as client:
+            await drive(client, [client.prepare(b"{}")] * 2, LoadSettings(max_concurrency=2))
+            while server.num_connections < 4:  # the news of their end takes a moment
+                await client.open(2)
+                await asyncio.sleep(0.01)
+
+    with serving(script) as server:
+        bounded(go(server))
 
 
 def test_a_reply_may_end_with_its_connection() -> None:

@@ -36,7 +36,7 @@ def test_the_benchmark_of_a_server_that_it_starts(made: tiny.Tiny, tmp_path: Pat
         result_dir=str(tmp_path), result_filename="x.json", save_detailed=True, report=str(tmp_path / "x.html")
     )
     variants = VariantSettings(serve_model=str(made.folder), serve_args=FLAGS, start_timeout_s=BOUND_S)
-    code = bench_serve(ServingPlan(target, workload, load, output), variants, Console(file=text, width=160))
+    code = bench_serve({"": ServingPlan(target, workload, load, output)}, Console(file=text, width=160), variants)
     assert code == 0, text.getvalue()
     saved = json.loads((tmp_path / "x.json").read_text())
     assert (saved["completed"], saved["failed"], saved["total_output_tokens"]) == (9, 0, 27)

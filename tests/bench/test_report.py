@@ -14,11 +14,11 @@ from rich.console import Console
 
 from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import TargetSettings
-from saccade.bench.load.workload import WorkloadRequest
+from saccade.bench.load.workload import WorkloadPrompt
 from saccade.bench.serving.html import page
 from saccade.bench.serving.html_charts import bar, distribution, ticks, timeline
 from saccade.bench.serving.serving_report import block, clock_table, print_run
-from saccade.bench.serving.serving_results import as_data, compare, comparison_table, load, save
+from saccade.bench.serving.serving_results import as_data, comparison_table, load, save
 from saccade.bench.serving.serving_run import ServingRun, Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan
 from saccade.bench.serving.serving_stats import figures_of, stage_figures
@@ -38,7 +38,7 @@ def make_run(name: str = "one", seed: int = 0, *, scale: float = 1.0, failures: 
             facts = {"error": f"HTTP 400 {EVIL}", "message": EVIL}
         timings = {"queue": times[0] / 2, "vision": times[0] / 4}
         outcomes.append(Outcome(index, index * 0.05, times[0], times[-1], times, timings=timings, **facts))
-    samples = [WorkloadRequest(b"", 4, 20, ((560, 560),)) for _ in outcomes]
+    samples = [WorkloadPrompt("", 4, 20, ((560, 560),)) for _ in outcomes]
     phase = {"phase": "vision", "replays": 5, "fallbacks": 1, "fallbacks_by_reason": {"too_large": 1}, "captures": 0}
     plan = ServingPlan(TargetSettings(api_key="secret"), output=OutputSettings(metric_percentiles="50,99.9"))
     return ServingRun(
@@ -184,16 +184,13 @@ def test_a_gain_above_one_is_better_whatever_the_figure() -> None:
         {"request_throughput": 15.0, "mean_ttft_ms": 50.0, "p99_ttft_ms": 100.0, "failed": 2},
         {"request_throughput": 10.1, "mean_ttft_ms": None},
     ]
-    rows = {row.label: row for row in compare(runs)}
-    assert [round(gain or 0, 3) for gain in rows["requests/s"].gains] == [1.0, 1.5, 1.01]
-    assert list(rows["mean TTFT ms"].gains) == [1.0, 2.0, None]
-    assert list(rows["p99 TTFT ms"].gains) == [1.0, 0.5, None]
-    assert [rows["requests/s"].verdict(index) for index in range(3)] == ["", "better", ""]
-    assert rows["p99 TTFT ms"].verdict(1) == "worse" and rows["mean TTFT ms"].verdict(2) == ""
-    assert list(rows["failed"].values) == [0, 2, None] and "median ITL ms" not in rows
-    text = io.StringIO()
-    Console(file=text, width=160).print(comparison_table(list(zip(("old", "new", "third"), runs, strict=True))))
-    assert "compared with old" in text.getvalue() and "1.50x" in text.getvalue() and "0.50x" in text.getvalue()
+    table = comparison_table(list(zip(("old", "new", "third"), runs, strict=True)))
+    rows = {cells[0]: cells[1:] for cells in zip(*(column.cells for column in table.columns), strict=True)}
+    assert table.title == "compared with old: a gain above 1 is better"
+    assert rows["requests/s"] == ("10.00", "15.00", "[green]1.50x[/]", "10.10", "[default]1.01x[/]")
+    assert rows["mean TTFT ms"] == ("100.00", "50.00", "[green]2.00x[/]", "", "")
+    assert rows["p99 TTFT ms"] == ("50.00", "100.00", "[red]0.50x[/]", "", "")
+    assert rows["failed"] == ("0.00", "2.00", "", "", "") and "median ITL ms" not in rows
 
 
 class Checker(HTMLParser):
@@ -234,7 +231,8 @@ def checked(text: str) -> Checker:
 @pytest.mark.parametrize("has_earlier", [False, True])
 def test_the_page_is_whole_offline_and_safe(runs: list[ServingRun], has_earlier: bool) -> None:
     named = [(run.name or "unnamed", as_data(run)) for run in runs]
-    text = page(runs, [("before", as_data(make_run("before", 2))), *named] if has_earlier else named)
+    named = [("before", as_data(make_run("before", 2))), *named] if has_earlier else named
+    text = page(runs, named, comparison_table(named) if len(named) > 1 else None)
     found = checked(text)
     assert found.references == [] and not {"script", "link", "iframe", "img", "object"} & set(found.tags)
     assert not re.search(r"https?://|url\(|@import", text)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B, IMAGE_ROWS
-from saccade.bench.scale.scale_replica import replica_limits
+from saccade.bench.scale.scale_replica import H200_QWEN3_VL_8B, IMAGE_ROWS, replica_limits
 from saccade.bench.scale.scale_settings import SCALE_POLICIES, ScaleSettings
 from saccade.bench.scale.scale_workload import arrivals, image_prompt
 from saccade.bench.scale.simulation import ScaleLine, Simulation, new_policy, run_scale_bench
@@ -145,7 +144,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     flags = ["--replicas", "1,2", "--policies", "affinity,round-robin", "--requests-per-replica", "10"]
     assert main(["bench", "scale", *flags, "--json", str(json_file), "--plot", str(plot)]) == 0
     shown = capsys.readouterr()
-    assert "round-robin" in shown.out and "2 replicas, affinity: 20 requests" in shown.err
+    assert "round-robin" in shown.out and "2 replicas, affinity: 0 of 20" in shown.err
     lines = json.loads(json_file.read_text())["lines"]
     assert [(one["replicas"], one["policy"]) for one in lines] == [
         *((1, "affinity"), (1, "round-robin")),

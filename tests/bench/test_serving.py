@@ -19,14 +19,17 @@ from rich.console import Console
 from saccade.bench.load import startup_server
 from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
+from saccade.bench.load.metrics_text import parse_metrics
 from saccade.bench.load.startup_server import LaunchedServer
-from saccade.bench.load.workload import WorkloadRequest
-from saccade.bench.serving import serving_run
+from saccade.bench.load.workload import WorkloadPrompt
+from saccade.bench.serving import serving_run, startup
 from saccade.bench.serving.serving_command import bench_serve
-from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving
+from saccade.bench.serving.serving_run import ServingRun, Shown
 from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
-from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between, parse_metrics
+from saccade.bench.serving.serving_target import Reading, graphs_between, metrics_between
+from saccade.bench.serving.serving_turns import run_serving
+from saccade.bench.soak.soak_run import Soak
 from saccade.cli import main
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
@@ -49,7 +52,7 @@ FOUR = [
     outcome(2, 0.5, (0.2, 1.2), prompt_tokens=70, image_tokens=60),
     outcome(3, 0.6, (), error="HTTP 503 queue_full", message="full"),
 ]
-SAMPLES = [WorkloadRequest(b"", 3, sizes=((8, 8),)) for _ in FOUR]
+SAMPLES = [WorkloadPrompt("", 3, sizes=((8, 8),)) for _ in FOUR]
 
 
 def test_figures_are_those_worked_out_by_hand() -> None:
@@ -77,7 +80,7 @@ def test_figures_are_those_worked_out_by_hand() -> None:
 
 
 def test_figures_of_nothing_are_none_and_not_zero() -> None:
-    figures = figures_of(FOUR[3:], [WorkloadRequest(b"", 1)] * 4, 1.0)
+    figures = figures_of(FOUR[3:], [WorkloadPrompt("", 1)] * 4, 1.0)
     assert figures["completed"] == 0 and figures["failed"] == 1 and figures["request_throughput"] == 0
     assert figures["mean_ttft_ms"] is None and figures["p99_e2el_ms"] is None and figures["ttft_quantiles_ms"] == []
     json.dumps(figures, allow_nan=False)
@@ -108,7 +111,7 @@ def test_percentiles_are_numpys() -> None:
     rng = np.random.default_rng(11)
     times = rng.exponential(1.0, 300)
     outcomes = [outcome(i, 0.0, (float(time),)) for i, time in enumerate(times)]
-    figures = figures_of(outcomes, [WorkloadRequest(b"", 1)] * 300, 5.0, percentiles=(5, 99.9))
+    figures = figures_of(outcomes, [WorkloadPrompt("", 1)] * 300, 5.0, percentiles=(5, 99.9))
     for point in (5, 99, 99.9):
         assert figures[f"p{point:g}_ttft_ms"] == pytest.approx(np.percentile(times * 1e3, point))
 
@@ -341,7 +344,7 @@ def shown_by(
 ) -> tuple[int, str]:
     text = io.StringIO()
     console = Console(file=text, width=200)
-    code = bench_serve(ServingPlan(target, SMALL, LOAD, output), variants or VariantSettings(), console)
+    code = bench_serve({"": ServingPlan(target, SMALL, LOAD, output)}, console, variants or VariantSettings())
     return code, text.getvalue()
 
 
@@ -431,18 +434,46 @@ def test_a_variant_that_does_not_start_leaves_the_figures_of_those_before(
 
 
 @pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("serve --variants a:;b: --num-prompts 3 --image-resolution 32x20", "INCOMPLETE: nothing was finished\n"),
+        ("startup", ""),
+        ("soak --minutes 5", ""),
+    ],
+)
 def test_sigterm_stops_the_server_that_was_started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    stopped: list[LaunchedServer] = []
+
     async def terminated(*given: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         await asyncio.Event().wait()
 
+    def stop(server: LaunchedServer) -> None:
+        original(server)
+        stopped.append(server)
+
+    original = LaunchedServer.stop
+    monkeypatch.setattr(LaunchedServer, "stop", stop)
     monkeypatch.setattr(serving_run, "drive", terminated)
-    assert main(["bench", "serve", "--variants", "a:; b:", "--num-prompts", "3", "--image-resolution", "32x20"]) == 143
+    monkeypatch.setattr(startup, "describe", terminated)
+    monkeypatch.setattr(Soak, "_describe", terminated)
+    assert main(["bench", *command.split()]) == 143
     shown = capsys.readouterr()
-    assert shown.out == "INCOMPLETE: no variant was finished\n"
-    assert "shutting down" in shown.err and "starting b" not in shown.err
+    assert shown.out == out and "starting b" not in shown.err
+    [server] = stopped
+    assert server.last_lines.endswith("shutting down") and server.has_ended
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["startup", "soak"])
+def test_without_a_model_the_server_chooses_the_bundled_one_with_its_limits(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", command, "--serve-args=--broken"]) == 2
+    assert "saccade: cannot start: --port 0 --broken" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake")

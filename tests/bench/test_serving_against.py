@@ -14,15 +14,12 @@ from rich.console import Console
 
 from saccade.bench.load.client import Client, arrivals, drive
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
-from saccade.bench.serving import serving_against, serving_interval
 from saccade.bench.serving import serving_run as serving_module
-from saccade.bench.serving.serving_against import Comparison, round_seed, run_against, turn_order
-from saccade.bench.serving.serving_against_report import ratio_table
-from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_command import bench_serve
-from saccade.bench.serving.serving_interval import Ratio
+from saccade.bench.serving.serving_comparison import Comparison, ratio_table
 from saccade.bench.serving.serving_run import Shown
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_settings import AgainstSettings, OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_turns import round_seed, run_against, turn_order
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, as_json, nobody, serving
@@ -35,11 +32,6 @@ WORKLOAD = WorkloadSettings(
 )
 LOAD = LoadSettings(max_concurrency=2, warmup_requests=1)
 SILENT = Shown(Console(quiet=True))
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_interval, "NUM_RESAMPLES", 200)
 
 
 @contextmanager
@@ -139,7 +131,7 @@ def test_a_slow_server_is_behind_and_the_report_says_so(tmp_path: Path, monkeypa
         with_times(monkeypatch, dict(zip(urls, (0.1, 0.15), strict=True)))
         plan = ServingPlan(TargetSettings(base_url=urls[0], api_key="secret"), WORKLOAD, LOAD, output)
         against = AgainstSettings(against=(urls[1],), rounds=3, settle_s=0)
-        code = bench_serve(plan, VariantSettings(), Console(file=text, width=200), against)
+        code = bench_serve({"": plan}, Console(file=text, width=200), against=against)
     shown = text.getvalue()
     assert code == 0 and shown.count("Serving Benchmark Result") == 2
     assert (
@@ -165,7 +157,7 @@ def test_other_work_and_failures_are_said_in_red() -> None:
     with running(*servers) as urls:
         plan = ServingPlan(TargetSettings(base_url=urls[0]), WORKLOAD, LOAD)
         console = Console(file=text, width=200, force_terminal=True, color_system="standard")
-        bench_serve(plan, VariantSettings(), console, AgainstSettings(against=(urls[1],), rounds=2, settle_s=0))
+        bench_serve({"": plan}, console, against=AgainstSettings(against=(urls[1],), rounds=2, settle_s=0))
     assert "\x1b[1;31mNOT THE SAME WORK: input tokens a request: a " in text.getvalue()
 
 
@@ -247,21 +239,6 @@ def test_a_comparison_that_ends_early_is_over_the_rounds_that_all_have_finished(
     assert "INCOMPLETE: 2 of 6 rounds" in " ".join(checked((tmp_path / "x.html").read_text()).words)
 
 
-def test_an_interruption_while_ratios_are_computed_leaves_the_figures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*given: Any) -> list[Ratio]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(serving_against, "ratios", interrupted)
-    flags = "--num-prompts 4 --image-resolution 32x20 --random-input-len 20 --settle-s 0 --rounds 2"
-    with running(CachingServer("a"), CachingServer("b")) as urls:
-        assert main(["bench", "serve", "--base-url", urls[0], "--against", urls[1], *flags.split()]) == 130
-    out = capsys.readouterr().out
-    assert out.count("Successful requests:                     8") == 2
-    assert "INCOMPLETE: 2 of 2 rounds, without ratios" in out and "ahead" not in out
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -282,11 +259,11 @@ def test_what_does_not_go_together_is_refused() -> None:
     against = AgainstSettings(against=("http://127.0.0.1:8001",))
     console = Console(quiet=True)
     with pytest.raises(ConfigError, match="leave out --serve-model"):
-        bench_serve(ServingPlan(), VariantSettings(serve_model="m"), console, against)
+        bench_serve({"": ServingPlan()}, console, VariantSettings(serve_model="m"), against)
     with pytest.raises(ConfigError, match="leave out --compare"):
-        bench_serve(ServingPlan(output=OutputSettings(compare="x.json")), VariantSettings(), console, against)
+        bench_serve({"": ServingPlan(output=OutputSettings(compare="x.json"))}, console, against=against)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:8001 is named twice"):
-        bench_serve(ServingPlan(TargetSettings(port=8001)), VariantSettings(), console, against)
+        bench_serve({"": ServingPlan(TargetSettings(port=8001))}, console, against=against)
 
 
 def test_a_file_goes_on_from_round_to_round(tmp_path: Path) -> None:

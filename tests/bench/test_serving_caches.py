@@ -14,9 +14,10 @@ from saccade.bench.load.load_settings import LoadSettings, TargetSettings, Workl
 from saccade.bench.load.workload import WorkloadPrompt
 from saccade.bench.serving.serving_caches import CacheUse, cache_use
 from saccade.bench.serving.serving_command import bench_serve
-from saccade.bench.serving.serving_run import Shown, run_serving
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_run import Shown
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan
 from saccade.bench.serving.serving_target import Reading
+from saccade.bench.serving.serving_turns import run_serving
 from saccade.cli import main
 from tests.bench.scripted import serving
 from tests.bench.scripted_cache import CachingServer
@@ -64,7 +65,7 @@ def test_the_warning_is_red_and_kept(tmp_path: Path) -> None:
         for _ in range(2):
             text = io.StringIO()
             console = Console(file=text, width=100, force_terminal=True, color_system="standard")
-            bench_serve(replace(plan(address.url), output=output), VariantSettings(), console)
+            bench_serve({"": replace(plan(address.url), output=output)}, console)
     assert f"{RED}WARM CACHE: 9" in text.getvalue()
     saved = json.loads((tmp_path / "x.json").read_text())
     assert saved["warnings"][0].startswith("WARM CACHE") and saved["caches"]["hit_images"] == 8

@@ -13,7 +13,7 @@ from saccade.bench.load.load_settings import LoadSettings, TargetSettings, Workl
 from saccade.bench.serving.serving_command import bench_serve
 from saccade.bench.serving.serving_differences import differences, unequal_work
 from saccade.bench.serving.serving_results import as_data, load
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan
 from tests.bench.scripted import serving
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_report import make_run
@@ -123,7 +123,7 @@ def test_a_comparison_says_them_in_red_and_in_the_page(tmp_path: Path) -> None:
         with serving(CachingServer("any", block_size=size)) as address:
             plan = replace(PLAN, target=TargetSettings(base_url=address.url), output=output)
             plan = replace(plan, load=replace(PLAN.load, max_concurrency=concurrency))
-            bench_serve(plan, VariantSettings(), console)
+            bench_serve({"": plan}, console)
     lines = ("UNEQUAL: --max-concurrency was 2, is 3", "UNEQUAL: server cache_config.block_size was 16, is 32")
     for line in lines:
         assert f"\x1b[1;31m{line}" in text.getvalue() and f"<li>{line}</li>" in (tmp_path / "r.html").read_text()

@@ -13,15 +13,19 @@ import pytest
 from rich.console import Console
 
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings, WorkloadSettings
-from saccade.bench.serving.serving_against_settings import AgainstSettings
 from saccade.bench.serving.serving_command import bench_serve
-from saccade.bench.serving.serving_loads_settings import FIVE_SIZES, USUAL_LOADS, LoadsSettings
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_settings import (
+    FIVE_SIZES,
+    USUAL_LOADS,
+    AgainstSettings,
+    LoadsSettings,
+    OutputSettings,
+    ServingPlan,
+)
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import BOUND_S, Reply, nobody
 from tests.bench.scripted_cache import CachingServer
-from tests.bench.test_serving_against import few_resamples as few_resamples
 from tests.bench.test_serving_against import running, with_times
 
 SMALL = WorkloadSettings(num_prompts=4, image_resolution="32x20", random_input_len=20, random_output_len=3, seed=9)
@@ -47,7 +51,7 @@ def test_each_load_has_its_own_requests_and_its_own_row(loads: LoadsSettings, tm
     output = OutputSettings(result_dir=str(tmp_path), result_filename="all.json")
     with running(server) as [url]:
         plan = ServingPlan(TargetSettings(base_url=url), SMALL, QUIET, output)
-        assert bench_serve(plan, VariantSettings(), Console(file=text, width=200), None, loads) == 0
+        assert bench_serve(loads.plans(plan), Console(file=text, width=200)) == 0
     assert len(server.contents) == len(set(server.contents)) == 4 + 6
     assert ["image_url" in content for content in server.contents] == [True] * 4 + [False] * 6
     shown = text.getvalue()
@@ -65,7 +69,7 @@ def test_two_servers_under_all_loads_have_ratios_with_intervals(
         with_times(monkeypatch, dict(zip(urls, (0.1, 0.2), strict=True)))
         plan = ServingPlan(TargetSettings(base_url=urls[0]), SMALL, QUIET)
         against = AgainstSettings(against=(urls[1],), rounds=2, settle_s=0)
-        assert bench_serve(plan, VariantSettings(), Console(file=text, width=240), against, loads) == 0
+        assert bench_serve(loads.plans(plan), Console(file=text, width=240), against=against) == 0
     rows = [line for line in text.getvalue().splitlines() if "slow" in line]
     assert len(rows) == 2 and all(row.count("2.00 (2.00 to 2.00)") == 2 for row in rows)
     first, other = (server.contents for server in servers)
@@ -77,7 +81,7 @@ def test_failed_requests_fail_the_command_and_are_counted(loads: LoadsSettings) 
     server.is_dead = True
     with running(server) as [url]:
         plan = ServingPlan(TargetSettings(base_url=url), SMALL, QUIET)
-        assert bench_serve(plan, VariantSettings(), Console(file=text, width=200), None, loads) == 1
+        assert bench_serve(loads.plans(plan), Console(file=text, width=200)) == 1
     assert " 4 " in text.getvalue() and " 6 " in text.getvalue()
 
 
@@ -151,7 +155,7 @@ def test_a_load_that_fails_in_its_second_round_has_figures_but_no_ratios(
     with running(*servers) as urls, pytest.raises(ConfigError, match="answered none of 6 requests"):
         plan = ServingPlan(TargetSettings(base_url=urls[0]), SMALL, QUIET, output)
         against = AgainstSettings(against=(urls[1],), rounds=2, settle_s=0)
-        bench_serve(plan, VariantSettings(), Console(file=text, width=240), against, loads)
+        bench_serve(loads.plans(plan), Console(file=text, width=240), against=against)
     rows = [line for line in text.getvalue().splitlines() if "│ b " in line]
     assert [row.count(" to ") for row in rows] == [2, 0]  # intervals
     assert "text only: INCOMPLETE: 1 of 2 rounds, without ratios" in text.getvalue()
@@ -223,10 +227,6 @@ def test_a_file_that_is_missing_is_named_with_what_would_work(tmp_path: Path) ->
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    loads, console = LoadsSettings(loads="usual"), Console(quiet=True)
+    plans = LoadsSettings(loads="usual").plans(ServingPlan(output=OutputSettings(report="x.html")))
     with pytest.raises(ConfigError, match="leave out --compare and --report"):
-        plan = ServingPlan(output=OutputSettings(report="x.html"))
-        bench_serve(plan, VariantSettings(), console, None, loads)
-    with pytest.raises(ConfigError, match="leave out --serve-model"):
-        against = AgainstSettings(against=("http://127.0.0.1:8001",))
-        bench_serve(ServingPlan(), VariantSettings(serve_model="m"), console, against, loads)
+        bench_serve(plans, Console(quiet=True))

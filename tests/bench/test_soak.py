@@ -23,9 +23,9 @@ from saccade.bench.soak.soak_command import bench_soak
 from saccade.bench.soak.soak_files import image_sizes
 from saccade.bench.soak.soak_gpu import UNKNOWN, gpu_bytes_of
 from saccade.bench.soak.soak_requests import KINDS, OK, Manner, SoakRequest, SoakTarget, make_request
-from saccade.bench.soak.soak_run import Soak, SoakReport
+from saccade.bench.soak.soak_run import Soak
 from saccade.bench.soak.soak_settings import SoakSettings
-from saccade.bench.soak.soak_verdict import MAX_SHOWN, ResourceVerdict, Tally, judge, judge_resources, shown
+from saccade.bench.soak.soak_verdict import MAX_SHOWN, ResourceVerdict, SoakReport, judge, judge_resources, shown
 from saccade.cli import main
 from saccade.errors import ConfigError
 from tests.bench.scripted import HangupError, Reply, as_json, plain, serving
@@ -160,13 +160,14 @@ def test_answers_that_were_not_expected_are_found(
 
 
 def test_unexpected_answers_are_counted_and_some_are_kept() -> None:
-    tally = Tally()
+    tally = SoakReport(seed=0, model="m")
     tally.note(request(), SoakAnswer(200))
     for _ in range(3 * MAX_SHOWN):
         tally.note(request(), SoakAnswer(500))
     tally.note(request(manner="leave"), SoakAnswer(0, has_left=True))
     assert tally.answers == {"some kind": {"200": 1, "500": 3 * MAX_SHOWN, "left": 1}}
     assert tally.num_unexpected == 3 * MAX_SHOWN and len(tally.unexpected) == MAX_SHOWN
+    assert tally.requests == 3 * MAX_SHOWN + 2
     assert (tally.unexpected[0].index, tally.unexpected[0].status) == (7, 500)
 
 
@@ -274,7 +275,7 @@ def test_a_server_that_fails_is_given_up_and_told_of(tmp_path: Path) -> None:
             yield as_json({"error": {"message": "oh no"}}, 500)
 
     with serving(fails) as server:
-        code, text = run_soak(minutes=BOUND_MINUTES, url=server.url, json=str(tmp_path / "x.json"))
+        code, text = run_soak(minutes=BOUND_MINUTES, url=f"{server.url}/v1", json=str(tmp_path / "x.json"))
     saved = json.loads((tmp_path / "x.json").read_text())
     assert code == 1 and not saved["is_clean"] and saved["num_unexpected"] > 100
     assert "answered with 500, expected 200" in text and "problems found" in text

@@ -4,7 +4,9 @@ import io
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -114,6 +116,19 @@ def test_mixed_batches_tell_their_padding_and_their_choices(bench: VisionBench) 
         assert sum(batch.ways.values()) == batch.num_passes * (NUM_WARM_UPS + MIXED_ROUNDS), (
             "eager runs are not counted"
         )
+
+
+def test_a_mixed_batch_has_up_to_16_images(folder: Path) -> None:
+    class Most:
+        def integers(self, low: int, high: int, size: Any = (), *, endpoint: bool = False, dtype: Any = int) -> Any:
+            return np.full(size, high if endpoint else high - 1, dtype)
+
+    images = read_image_settings(folder)
+    assert images is not None
+    rig = Rig(load_model(folder, dtype=torch.float32), images, replace(SETTINGS, mixed=True, mixed_batches=1))
+    rig.prepare()
+    rig.rng = Most()  # type: ignore[assignment]
+    assert [batch.count for batch in rig.time_mixed()] == [16]
 
 
 def test_each_way_is_run_as_it_is_called(folder: Path) -> None:

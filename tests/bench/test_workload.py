@@ -6,32 +6,37 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
-from saccade.bench.load.workload import Wording, WorkloadRequest, draw_lengths, make_workload
-from saccade.bench.load.workload_images import SizeRange, draw_size, parse_sizes
+from saccade.bench.load.load_settings import SizeRange, TargetSettings, WorkloadSettings, parse_sizes
+from saccade.bench.load.workload import Wording, WorkloadPrompt, draw_lengths, make_prompts
+from saccade.bench.load.workload_images import draw_size
 from saccade.bench.load.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
 SMALL = WorkloadSettings(num_prompts=12, image_resolution="32x20", random_input_len=9, random_output_len=4)
 
 
-def made(settings: WorkloadSettings = SMALL, words: WordList | None = None, **target: Any) -> list[WorkloadRequest]:
+class Made(NamedTuple):
+    body: bytes
+    prompt: WorkloadPrompt
+
+
+def made(settings: WorkloadSettings = SMALL, words: WordList | None = None, **target: Any) -> list[Made]:
     wording = Wording(TargetSettings(**target), "m", settings.ignore_eos)
-    return make_workload(settings, wording, words or WordList())
+    return [Made(wording.body(prompt), prompt) for prompt in make_prompts(settings, words or WordList())]
 
 
-def content(sample: WorkloadRequest) -> list[dict[str, Any]]:
+def content(sample: Made) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(sample.body)["messages"][0]["content"]
     return found
 
 
-def pictures(sample: WorkloadRequest) -> list[bytes]:
+def pictures(sample: Made) -> list[bytes]:
     links = [part["image_url"]["url"] for part in content(sample) if part["type"] == "image_url"]
     return [base64.b64decode(link.partition("base64,")[2]) for link in links]
 
@@ -51,7 +56,7 @@ def test_a_request_of_the_benchmark_everybody_knows() -> None:
         assert body["stream_options"] == {"include_usage": True}
         assert [part["type"] for part in content(sample)] == ["image_url", "text"]
         [picture] = pictures(sample)
-        assert picture[:2] == b"\xff\xd8" and size_of(picture) == (560, 560) == sample.sizes[0]
+        assert picture[:2] == b"\xff\xd8" and size_of(picture) == (560, 560) == sample.prompt.sizes[0]
         assert len(picture) > 150_000
         assert 12 <= len(content(sample)[1]["text"].split()) <= 128
 
@@ -118,7 +123,7 @@ def test_a_mix_keeps_to_its_weights_and_a_range_to_its_ends() -> None:
 def test_pictures_have_the_size_format_and_content_asked_for(format: str, kind: str) -> None:
     settings = replace(SMALL, num_prompts=2, image_count=3, image_format=format, image_content=kind)
     for sample in made(settings):
-        assert len(pictures(sample)) == 3 == len(sample.sizes)
+        assert len(pictures(sample)) == 3 == len(sample.prompt.sizes)
         for data in pictures(sample):
             assert size_of(data) == (32, 20)
             with Image.open(io.BytesIO(data)) as image:
@@ -153,7 +158,7 @@ def test_a_video_is_a_list_of_frames() -> None:
         assert len(videos) == 2 and all(video.startswith("data:video/jpeg;base64,") for video in videos)
         frames = [base64.b64decode(frame) for video in videos for frame in video.partition("base64,")[2].split(",")]
         assert len(set(frames)) == 6 and {size_of(frame) for frame in frames} == {(32, 20)}
-        assert len(sample.sizes) == 6
+        assert len(sample.prompt.sizes) == 6
 
 
 def test_words_add_up_to_the_tokens_asked_for() -> None:
@@ -173,8 +178,8 @@ def test_words_add_up_to_the_tokens_asked_for() -> None:
 def test_counted_words_make_counted_prompts() -> None:
     costs = {word: 1 + index % 3 for index, word in enumerate(WORDS)}
     for sample in made(words=WordList(WORDS, tuple(costs.values()))):
-        assert sample.text_tokens == sum(costs[word] for word in content(sample)[-1]["text"].split()[1:])
-    assert {sample.text_tokens for sample in made()} == {None}
+        assert sample.prompt.text_tokens == sum(costs[word] for word in content(sample)[-1]["text"].split()[1:])
+    assert {sample.prompt.text_tokens for sample in made()} == {None}
 
 
 def test_text_for_completions_and_for_the_native_endpoint() -> None:
@@ -182,10 +187,10 @@ def test_text_for_completions_and_for_the_native_endpoint() -> None:
     for sample in made(settings, backend="vllm", disable_stream=True, extra_request_body='{"top_k": 5}'):
         body = json.loads(sample.body)
         assert body.keys() == {"model", "temperature", "stream", "prompt", "max_tokens", "top_k"}
-        assert body["max_tokens"] == sample.max_tokens and not body["stream"]
+        assert body["max_tokens"] == sample.prompt.max_tokens and not body["stream"]
     for sample in made(settings, backend="sglang"):
         body = json.loads(sample.body)
-        sampling = {"max_new_tokens": sample.max_tokens, "temperature": 0, "ignore_eos": False}
+        sampling = {"max_new_tokens": sample.prompt.max_tokens, "temperature": 0, "ignore_eos": False}
         assert body == {"text": body["text"], "sampling_params": sampling, "stream": True}
     with pytest.raises(ConfigError, match="chat backend"):
         made(backend="vllm")
@@ -253,7 +258,8 @@ def test_wrong_files_are_refused(text: str, tmp_path: Path) -> None:
     ("name", "value"),
     [("dataset_name", "mmmu"), ("num_prompts", 0), ("random_range_ratio", 1.5), ("random_range_ratio", float("nan")),
      ("image_format", "gif"), ("image_content", "cat"), ("image_count", 0), ("image_quality", 101),
-     ("image_repeat_ratio", -0.1), ("video_frames", 0), ("seed", -1)],
+     ("image_repeat_ratio", -0.1), ("video_frames", 0), ("seed", -1),
+     ("image_resolution", "560")],
 )  # fmt: skip
 def test_wrong_settings_name_their_flag(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}"):

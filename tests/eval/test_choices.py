@@ -78,7 +78,7 @@ def test_a_task_counts_right_picks(made: tiny.Tiny, task: Path, llm: LLM) -> Non
         limits=SchedulerSettings(**LIMITS),
         console=Console(file=said, force_terminal=False),
     )
-    assert said.getvalue() == "asking choices\n", "no bar where there is no terminal"
+    assert said.getvalue() == "asking choices: 0 of 3\n", "no bar where there is no terminal"
     assert [result.name for result in report.tasks] == ["choices", "choices, by length"]
     found = report.tasks[0]
     assert [answer.said for answer in found.answers] == [c.choices[p] for c, p in zip(choices, picks, strict=True)]
@@ -130,6 +130,14 @@ def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str) -> None
     (tmp_path / "task.json").write_text(text)
     with pytest.raises(ConfigError, match=r"is not a multiple-choice task of BIG-bench"):
         read_choices(tmp_path / "task.json")
+
+
+def test_a_task_without_questions_is_refused(made: tiny.Tiny, tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text('{"examples": []}')
+    with pytest.raises(ConfigError, match=r"the task choices has no questions \(--data\)"):
+        run_eval(made.folder, EvalSettings(task="choices", data=str(tmp_path / "task.json")))
+    with pytest.raises(ConfigError, match=r"task is ''; known tasks are all, shapes"):
+        EvalSettings(task=",")
 
 
 def test_the_three_ways_of_running_give_the_same_answers(made: tiny.Tiny, task: Path, tmp_path: Path) -> None:

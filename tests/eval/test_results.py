@@ -39,11 +39,6 @@ def test_the_interval_solves_its_defining_equation() -> None:
             assert abs(right / total - end) == pytest.approx(1.7 * math.sqrt(end * (1 - end) / total), rel=1e-9)
 
 
-def test_a_task_without_questions_has_no_accuracy() -> None:
-    empty = TaskResult("none")
-    assert empty.interval == (0.0, 1.0) and math.isnan(empty.accuracy)
-
-
 def test_confusions_count_every_pair() -> None:
     found = result("colors", ("red", "red"), ("red", "blue"), ("red", "blue"), ("blue", "blue"))
     assert (found.right, found.total, found.accuracy) == (2, 4, 0.5)

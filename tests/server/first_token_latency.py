@@ -24,7 +24,7 @@ import saccade
 from saccade.bench.load.client import Client, run
 from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
-from saccade.bench.load.workload import Wording, make_workload
+from saccade.bench.load.workload import Wording, make_prompts
 from saccade.bench.load.workload_text import WordList
 from saccade.bench.serving.serving_stats import PREPARED
 
@@ -85,19 +85,20 @@ async def ask(urls: Sequence[str], flags: argparse.Namespace) -> list[list[Outco
     targets = [TargetSettings(base_url=url, extra_request_body=FIELDS) for url in urls]
     num_skipped = WARM_UP * flags.concurrency
     settings = WorkloadSettings(num_prompts=flags.requests + num_skipped, image_resolution=flags.size)
-    requests = make_workload(settings, Wording(targets[0], "", ignore_eos=True, is_timed=True), WordList())
+    wording = Wording(targets[0], "", ignore_eos=True, is_timed=True)
+    bodies = [wording.body(prompt) for prompt in make_prompts(settings, WordList())]
     found: list[list[Outcome]] = [[] for _ in urls]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(target)) for target in targets]
         turns = count()
-        waiting = iter(requests)
+        waiting = iter(bodies)
 
         async def work() -> None:
-            for request in waiting:
+            for body in waiting:
                 first = next(turns)
                 for place in range(len(clients)):
                     number = (first + place) % len(clients)
-                    found[number].append(await clients[number].send(clients[number].prepare(request.body)))
+                    found[number].append(await clients[number].send(clients[number].prepare(body)))
 
         await asyncio.gather(*(work() for _ in range(flags.concurrency)))
     return [outcomes[num_skipped:] for outcomes in found]

@@ -15,7 +15,7 @@ from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.models.folder import find_model
 from saccade.scheduling.orders import AuditGraphs, GraphCheck, VerifyGraphs
-from saccade.terminal import Output, print_json, print_table, progress_bar, stages
+from saccade.terminal import Output, print_json, print_table, shown_progress, stages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ def run(flags: Namespace) -> int:
     report: VerifyReport | None = None
     with loaded(*engine_settings(flags), console) as built:
         if flags.command == "verify":
-            with shown_progress(console, "verifying") as on_graph:
-                report = check(built, VerifyGraphs(asked.short), on_graph)
-        with shown_progress(console, "auditing") as on_graph:
-            audited: AuditReport = check(built, AuditGraphs(asked.short), on_graph)
+            report = timed(built, VerifyGraphs(asked.short), "verifying", console)
+        audited: AuditReport = timed(built, AuditGraphs(asked.short), "auditing", console)
     is_right = audited.is_right and (report is None or report.is_right)
     if asked.json:
         audit = {"right": audited.is_right, "nodes": audited.num_nodes, "rows": _rows_data(audited)}
@@ -100,22 +98,12 @@ def check(built: "Built", orders: GraphCheck, on_graph: OnGraph = lambda *news: 
         raise
 
 
-@contextmanager
-def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
-    """Shows a bar on a terminal, one line per phase elsewhere."""
-    named: set[str] = set()
-    with progress_bar(console) as bar:
-        task = bar.add_task(verb, total=None)
-
-        def on_graph(phase: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{verb} {phase}", completed=done, total=total)
-            if phase not in named and not console.is_terminal:
-                console.print(f"{verb} {phase}: {done} of {total} graphs done", highlight=False)
-            named.add(phase)
-
-        started = monotonic()
-        yield on_graph
+def timed(built: "Built", orders: GraphCheck, verb: str, console: Console) -> Any:
+    started = monotonic()
+    with shown_progress(console) as hear:
+        report = check(built, orders, lambda phase, done, total: hear(f"{verb} {phase}", done, total))
     console.print(f"{verb} took {monotonic() - started:.1f} s", highlight=False)
+    return report
 
 
 def _rows_data(report: "AuditReport | VerifyReport") -> list[dict[str, object]]:

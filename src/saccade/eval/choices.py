@@ -51,12 +51,12 @@ def _read(example: dict[str, Any]) -> ChoiceQuestion:
 def score_choices(
     llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, advance: Advance = lambda count: None
 ) -> list[list[float]]:
-    """The summed log-likelihood of each question's choices. `advance` is called with the number of questions done."""
+    """The summed log-likelihood of each question's choices. `advance` hears how many questions are done."""
     found = []
     for start in range(0, len(choices), GROUP):
         group = choices[start : start + GROUP]
         found += _score_group(llm, group, prompt)
-        advance(len(group))
+        advance(start + len(group))
     return found
 
 

@@ -32,8 +32,7 @@ def _accuracy_table(report: EvalReport) -> Table:
             if result.skipped:
                 continue
             low, high = result.interval
-            share = f"{result.accuracy:.1%}" if result.total else "-"
-            figures = (share, f"{100 * low:.1f}-{high:.1%}", f"{result.seconds:.1f}")
+            figures = (f"{result.accuracy:.1%}", f"{100 * low:.1f}-{high:.1%}", f"{result.seconds:.1f}")
             table.add_row(result.name, way, str(result.right), str(result.total), *figures)
     return table
 

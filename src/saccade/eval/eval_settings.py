@@ -36,7 +36,7 @@ class EvalSettings:
     json: str = setting("", "file to write the report to")
 
     def __post_init__(self) -> None:
-        for name in self.tasks():
+        for name in self.tasks() or ("",):
             if name not in TASKS:
                 raise ConfigError(f"task is {name!r}; known tasks are all, {', '.join(TASKS)} (--task)")
         if self.limit < 0 or self.max_tokens < 1:

@@ -3,8 +3,7 @@
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.offline.llm import LLM
-from saccade.terminal import check_file, progress_bar, write_json
+from saccade.terminal import check_file, shown_progress, write_json
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -38,15 +37,6 @@ FILES: dict[str, Callable[[EvalSettings], list[Example]]] = {
 CHOICES = ("knowledge", "choices")
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """`ask` returns answers by the name of the result. Multiple choice has two results."""
-
-    name: str
-    total: int
-    ask: Callable[[LLM, Advance], dict[str, list[Answered]]]
-
-
 def run_eval(
     model: str | Path,
     settings: EvalSettings,
@@ -60,14 +50,18 @@ def run_eval(
     or one line per task if it is not a terminal."""
     check_file(settings.json)
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
-    tasks = [_load(name, settings) for name in settings.tasks()]
+    tasks = {name: _questions(name, settings) for name in settings.tasks()}
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
     if settings.graphs_compare:
         ways = {way: {"graphs": graphs, "enforce_eager": False} for way, graphs in WAYS.items()}
     results = {}
     for way, changed in ways.items():
         with LLM(model, **(asdict(engine) | asdict(limits) | changed)) as llm:
-            results[way] = [result for task in tasks for result in _run_task(llm, task, way, console)]
+            results[way] = [
+                result
+                for name, questions in tasks.items()
+                for result in _run_task(llm, name, questions, settings, way, console)
+            ]
     report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
     if settings.json:
         write_json(settings.json, report.to_json())
@@ -94,37 +88,42 @@ def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
     return found[: settings.limit] if settings.limit else found
 
 
-def _load(name: str, settings: EvalSettings) -> _Task | TaskResult:
-    if name in CHOICES:
-        choices = make_choices(name, settings)
-        return _Task(name, len(choices), partial(_choose, name=name, choices=choices, prompt=settings.prompt))
+def _questions(name: str, settings: EvalSettings) -> list[Any] | str:
+    """The questions of a task, or the reason to skip it."""
     try:
-        examples = make_examples(name, settings)
+        found = make_choices(name, settings) if name in CHOICES else make_examples(name, settings)
+        if not found:
+            raise ConfigError(f"the task {name} has no questions (--data)")
+        return found
     except ConfigError as error:
         if settings.task != "all":
             raise
-        return TaskResult(name, skipped=str(error))
-    return _Task(name, len(examples), partial(_answer, name=name, examples=examples, max_tokens=settings.max_tokens))
+        return str(error)
 
 
-def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | None) -> list[TaskResult]:
-    if isinstance(task, TaskResult):
-        return [task]
+def _run_task(
+    llm: LLM,
+    name: str,
+    questions: list[Any] | str,
+    settings: EvalSettings,
+    way: str,
+    console: Console | None,
+) -> list[TaskResult]:
+    """Multiple choice has two results."""
+    if isinstance(questions, str):
+        return [TaskResult(name, skipped=questions)]
     started = time.perf_counter()
-    title = task.name if way == "default" else f"{task.name}, {way}"
-    if console is not None and not console.is_terminal:
-        console.print(f"asking {title}", markup=False, highlight=False)
-    with progress_bar(console) as bar:
-        shown = bar.add_task(title, total=task.total)
-        found = task.ask(llm, lambda count: bar.update(shown, advance=count))
+    title = f"asking {name}" if way == "default" else f"asking {name}, {way}"
+    with shown_progress(console) as hear:
+        hear(title, 0, len(questions))
+        ask = _choose if name in CHOICES else _answer
+        found = ask(llm, questions, settings, lambda done: hear(title, done, len(questions)))
     seconds = time.perf_counter() - started
-    return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
+    return [TaskResult(f"{name}{kind}", tuple(answers), seconds) for kind, answers in found.items()]
 
 
-def _answer(
-    llm: LLM, advance: Advance, *, name: str, examples: list[Example], max_tokens: int
-) -> dict[str, list[Answered]]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+def _answer(llm: LLM, examples: list[Example], settings: EvalSettings, advance: Advance) -> dict[str, list[Answered]]:
+    params = SamplingParams(temperature=0, max_tokens=settings.max_tokens)
     answers = []
     for start in range(0, len(examples), BATCH):
         part = examples[start : start + BATCH]
@@ -132,15 +131,15 @@ def _answer(
         for example, output in zip(part, outputs, strict=True):
             said = normalise(output.outputs[0].text)
             answers.append(Answered(example.question, normalise(example.answer), said, example.is_right(said)))
-        advance(len(part))
-    return {name: answers}
+        advance(start + len(part))
+    return {"": answers}
 
 
 def _choose(
-    llm: LLM, advance: Advance, *, name: str, choices: list[ChoiceQuestion], prompt: str
+    llm: LLM, choices: list[ChoiceQuestion], settings: EvalSettings, advance: Advance
 ) -> dict[str, list[Answered]]:
-    scored = list(zip(choices, score_choices(llm, choices, prompt, advance), strict=True))
+    scored = list(zip(choices, score_choices(llm, choices, settings.prompt, advance), strict=True))
     return {
-        name: [pick(choice, scores) for choice, scores in scored],
-        f"{name}, by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],
+        "": [pick(choice, scores) for choice, scores in scored],
+        ", by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],
     }

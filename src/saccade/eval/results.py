@@ -45,7 +45,7 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
-        return self.right / self.total if self.total else math.nan
+        return self.right / self.total
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -132,8 +132,6 @@ def _task_json(result: TaskResult) -> dict[str, Any]:
 
 def wilson(right: int, total: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval, which stays within 0 and 1, and holds for few questions and if all are right."""
-    if not total:
-        return 0.0, 1.0
     share, weight = right / total, z * z / total
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / total + weight / (4 * total))

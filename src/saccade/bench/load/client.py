@@ -16,7 +16,6 @@ from saccade.bench.load.client_reply import Outcome, ReplyReader
 from saccade.bench.load.load_settings import LoadSettings, TargetSettings
 
 T = TypeVar("T")
-CONNECT_S = 10.0
 ASK_S = 30.0
 MAX_OPEN = 1024  # connections opened before the clock starts, at most
 
@@ -50,13 +49,15 @@ class Client:
         await asyncio.sleep(0)  # lets the transports close
 
     async def open(self, count: int) -> None:
-        """Opens connections until `count` are idle, so that no request waits for one."""
-        async with asyncio.timeout(CONNECT_S):
-            fresh = await asyncio.gather(*(Connection.open(self.address) for _ in range(count - len(self._idle))))
-        self._idle += fresh
+        """Opens connections until `count` are idle, so that no request waits for one. Where that fails, requests try
+        again and say why."""
+        self._idle = [connection for connection in self._idle if connection.is_usable]
+        fresh = (Connection.open(self.address) for _ in range(count - len(self._idle)))
+        found = await asyncio.gather(*fresh, return_exceptions=True)
+        self._idle += [connection for connection in found if isinstance(connection, Connection)]
 
-    def prepare(self, body: bytes) -> bytes:
-        return self.address.request("POST", self.target.path, body, self._headers)
+    def prepare(self, body: bytes, path: str = "") -> bytes:
+        return self.address.request("POST", path or self.target.path, body, self._headers)
 
     async def send(self, request: bytes, index: int = 0, clock_at: float = 0.0) -> Outcome:
         """Sends one request and reads the whole reply. A failure is an outcome, not an exception."""
@@ -82,20 +83,24 @@ class Client:
     async def _exchange(self, request: bytes, reader: ReplyReader) -> None:
         """Uses an idle connection or a new one. If the server has closed the idle one, a new one replaces it, and the
         clock keeps running."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_usable:
-                continue
+        if (idle := self._take_idle()) is not None:
             try:
-                await self._exchange_on(connection, request, reader)
+                await self._exchange_on(idle, request, reader)
                 return
             except ConnectionError:
                 if reader.status:
                     raise
-                break
-        async with asyncio.timeout(CONNECT_S):
-            connection = await Connection.open(self.address)
-        await self._exchange_on(connection, request, reader)
+        await self._exchange_on(await Connection.open(self.address), request, reader)
+
+    async def exchange_once(self, request: bytes, reader: ReplyReader) -> None:
+        """Sends a request only once, even if the connection was closed meanwhile."""
+        await self._exchange_on(self._take_idle() or await Connection.open(self.address), request, reader)
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            if (connection := self._idle.pop()).is_usable:
+                return connection
+        return None
 
     async def _exchange_on(self, connection: Connection, request: bytes, reader: ReplyReader) -> None:
         await connection.exchange(request, reader)

@@ -14,6 +14,8 @@ import httptools
 from saccade.bench.load.client_reply import ReplyReader
 from saccade.errors import ConfigError
 
+CONNECT_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
@@ -35,6 +37,10 @@ class ServerAddress:
             raise problem
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if self.is_tls else None
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -60,9 +66,12 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: ServerAddress) -> "Connection":
-        tls = ssl.create_default_context() if address.is_tls else None
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(cls, address.host, address.port, ssl=tls)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_connection(cls, address.host, address.port, ssl=address.tls)
+        except TimeoutError:
+            raise ConnectionError(f"no connection after {CONNECT_S:g} s") from None
         return connection
 
     async def exchange(self, request: bytes, reader: ReplyReader) -> None:

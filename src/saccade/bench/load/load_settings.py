@@ -4,6 +4,7 @@ command line builds its flags from them."""
 import json
 import math
 from dataclasses import dataclass
+from operator import le
 from typing import Any
 
 from saccade.config import check_above_zero, check_at_least, check_sent_key, refused, setting
@@ -21,11 +22,56 @@ DATASETS = {
     "video": "video",
     **dict.fromkeys(("custom", "sharegpt"), "file"),
 }
+Size = tuple[int, int]  # width, height
+NAMED: dict[str, Size] = {"360p": (640, 360), "720p": (1280, 720), "1080p": (1920, 1080), "4k": (3840, 2160)}
+MAX_SIDE = 16384
 
 
 def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise refused(name, repr(value), f"allowed are {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """Width and height are drawn independently."""
+
+    low: Size
+    high: Size
+    weight: float = 1.0
+
+
+def parse_sizes(text: str) -> list[SizeRange]:
+    """Parses WIDTHxHEIGHT, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
+    kind, colon, rest = text.strip().partition(":")
+    try:
+        if kind == "random" and colon:
+            low, _, high = rest.partition("-")
+            found = [SizeRange(_size(low), _size(high))]
+        elif kind == "mix" and colon:
+            pairs = [part.partition(":")[::2] for part in rest.split(",")]
+            found = [SizeRange(_size(name), _size(name), float(weight or 1)) for name, weight in pairs]
+        else:
+            found = [SizeRange(_size(text), _size(text))]
+        is_right = all(0 < each.weight < math.inf and all(map(le, each.low, each.high)) for each in found)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ConfigError(
+            f"image_resolution is {text!r}; write WIDTHxHEIGHT (sides of 1..{MAX_SIDE}), {', '.join(NAMED)}, "
+            "random:224x224-1280x720 or mix:224x224,448x336:2 (--image-resolution)"
+        )
+    return found
+
+
+def _size(text: str) -> Size:
+    name = text.strip().lower()
+    if name in NAMED:
+        return NAMED[name]
+    width, height = (int(side) if side.isascii() and side.isdigit() else 0 for side in name.split("x"))
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
+        raise ValueError(text)
+    return width, height
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +154,7 @@ class WorkloadSettings:
         for name in ("random_range_ratio", "image_repeat_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise refused(name, getattr(self, name), "allowed are 0..1")
+        parse_sizes(self.image_resolution)
         if self.image_quality > 100:
             raise refused("image_quality", self.image_quality, "allowed are 1..100")
         if DATASETS[self.dataset_name] == "file" and not self.dataset_path:

@@ -16,12 +16,12 @@ SERVE = (sys.executable, "-m", "saccade", "serve")
 READY = re.compile(r"ready on (https?://\S+)")
 STOP_S = 60.0  # until it is killed
 TAIL_LINES = 20
-MAX_LINES = 10_000  # kept once the server is ready
+MAX_LINES = 10_000
 
 
 class LaunchedServer:
     """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` has its output with the seconds since
-    the start, and `last` the newest lines. If the server exits or is not ready in time, a ConfigError shows its last
+    the start. If the server exits or is not ready in time, a ConfigError shows its last
     lines. Ctrl-C does not reach the server, so the benchmark stops it itself."""
 
     def __init__(
@@ -34,8 +34,7 @@ class LaunchedServer:
     ) -> None:
         self.url = ""
         self.ready_s = 0.0
-        self.lines: list[tuple[float, str]] = []
-        self.last: deque[str] = deque(maxlen=TAIL_LINES)
+        self.lines: deque[tuple[float, str]] = deque(maxlen=MAX_LINES)
         self._command = [*SERVE, *([model] if model else []), "--port", "0", *shlex.split(flags)]
         self._timeout_s, self._say = timeout_s, say
         self._heard = Event()
@@ -72,6 +71,10 @@ class LaunchedServer:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
+    @property
+    def last_lines(self) -> str:
+        return "\n".join(text for _, text in list(self.lines)[-TAIL_LINES:])
+
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -90,16 +93,13 @@ class LaunchedServer:
             return
         code = self._process.poll()
         why = f"is not ready after {self._timeout_s:g} s" if code is None else f"ended with exit code {code}"
-        last = "\n".join(self.last)
-        raise ConfigError(f"`{shlex.join(self._command)}` {why}; it said:\n{last}")
+        raise ConfigError(f"`{shlex.join(self._command)}` {why}; it said:\n{self.last_lines}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             since_s = perf_counter() - self._begun
-            self.last.append(line.rstrip())
-            if not self.url or len(self.lines) < MAX_LINES:
-                self.lines.append((since_s, line.rstrip()))
+            self.lines.append((since_s, line.rstrip()))
             self._say(line.rstrip())
             if not self.url and (match := READY.search(line)):
                 self.ready_s = since_s

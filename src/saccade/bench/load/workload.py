@@ -2,8 +2,8 @@
 
 import json
 import mimetypes
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
@@ -13,8 +13,17 @@ import numpy as np
 import orjson
 import pybase64
 
-from saccade.bench.load.load_settings import CHAT, COMPLETIONS, DATASETS, GENERATE, TargetSettings, WorkloadSettings
-from saccade.bench.load.workload_images import Size, draw_size, make_images, parse_sizes
+from saccade.bench.load.load_settings import (
+    CHAT,
+    COMPLETIONS,
+    DATASETS,
+    GENERATE,
+    Size,
+    TargetSettings,
+    WorkloadSettings,
+    parse_sizes,
+)
+from saccade.bench.load.workload_images import draw_size, make_images
 from saccade.bench.load.workload_text import WordList
 from saccade.errors import ConfigError
 
@@ -38,16 +47,6 @@ class WorkloadPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadRequest:
-    """One request, and what is known about it before it is answered."""
-
-    body: bytes
-    max_tokens: int
-    text_tokens: int | None = None
-    sizes: tuple[Size, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Wording:
     """Formats requests for a server. `is_timed` asks it to report where each request's time went."""
 
@@ -55,9 +54,6 @@ class Wording:
     model: str
     ignore_eos: bool
     is_timed: bool = False
-
-    def request(self, prompt: WorkloadPrompt) -> WorkloadRequest:
-        return WorkloadRequest(self.body(prompt), prompt.max_tokens, prompt.text_tokens, prompt.sizes)
 
     def body(self, prompt: WorkloadPrompt) -> bytes:
         kind, is_streamed, max_tokens = self.target.kind, not self.target.disable_stream, prompt.max_tokens
@@ -80,11 +76,6 @@ class Wording:
         return orjson.dumps(fields | extra)
 
 
-def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList) -> list[WorkloadRequest]:
-    """Builds the requests. The same settings, wording and words always give the same requests."""
-    return [wording.request(prompt) for prompt in make_prompts(settings, words)]
-
-
 def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) -> list[WorkloadPrompt]:
     """Draws the prompts, which are the same for every server. `skip` leaves out the first entries of a file."""
     kind = DATASETS[settings.dataset_name]
@@ -95,11 +86,8 @@ def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) 
     outputs = draw_lengths(settings.random_output_len, settings, rng)
     texts = [words.text(length, rng) for length in inputs]
     counts = inputs if words.is_counted else [None] * len(inputs)
-    media = _draw_media(kind, settings, rng) if kind != "text" else [WorkloadMedia()] * len(inputs)
-    return [
-        WorkloadPrompt(_content(drawn.parts, text), most, count, drawn.sizes, drawn.units)
-        for drawn, text, count, most in zip(media, texts, counts, outputs, strict=True)
-    ]
+    prompts = [WorkloadPrompt(text, most, count) for text, count, most in zip(texts, counts, outputs, strict=True)]
+    return prompts if kind == "text" else _with_media(prompts, kind, settings, rng)
 
 
 def digest_of(prompts: Iterable[WorkloadPrompt]) -> str:
@@ -116,16 +104,9 @@ def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Genera
     return [int(length) for length in rng.integers(low, longest + 1, settings.num_prompts)]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadMedia:
-    """The media of one request: numbers of its images or videos (equal for copies), sizes of all frames, and parts."""
-
-    units: tuple[int, ...] = ()
-    sizes: tuple[Size, ...] = ()
-    parts: list[Part] = field(default_factory=list)
-
-
-def _draw_media(kind: str, settings: WorkloadSettings, rng: np.random.Generator) -> list[WorkloadMedia]:
+def _with_media(
+    prompts: Sequence[WorkloadPrompt], kind: str, settings: WorkloadSettings, rng: np.random.Generator
+) -> list[WorkloadPrompt]:
     ranges, num_frames = parse_sizes(settings.image_resolution), settings.video_frames if kind == "video" else 1
     units: list[int] = []  # an image, or all frames of a video
     made: list[Size] = []
@@ -136,20 +117,16 @@ def _draw_media(kind: str, settings: WorkloadSettings, rng: np.random.Generator)
             units.append(len(made))
             made.append(draw_size(ranges, rng))
     images = make_images([size for size in made for _ in range(num_frames)], settings)
-    media = []
-    for start in range(0, len(units), settings.image_count):
-        group = tuple(units[start : start + settings.image_count])
+    found = []
+    for number, prompt in enumerate(prompts):
+        group = tuple(units[number * settings.image_count : (number + 1) * settings.image_count])
         frames = [",".join(images[unit * num_frames : (unit + 1) * num_frames]) for unit in group]
         links = [f"data:{kind}/{settings.image_format};base64,{data}" for data in frames]
+        parts: list[Part] = [{"type": f"{kind}_url", f"{kind}_url": {"url": link}} for link in links]
         sizes = tuple(made[unit] for unit in group for _ in range(num_frames))
-        media.append(
-            WorkloadMedia(group, sizes, [{"type": f"{kind}_url", f"{kind}_url": {"url": link}} for link in links])
-        )
-    return media
-
-
-def _content(parts: list[Part], text: str) -> str | list[Part]:
-    return [*parts, {"type": "text", "text": text}] if parts else text
+        content = [*parts, {"type": "text", "text": prompt.content}]
+        found.append(replace(prompt, content=content, sizes=sizes, images=group))
+    return found
 
 
 def _read_entries(settings: WorkloadSettings, skip: int) -> Iterator[dict[str, Any]]:
@@ -186,7 +163,7 @@ def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPro
         raise ConfigError("an entry needs messages (chat backends), a prompt or conversations (--dataset-path)")
     links = [_link(name, Path(settings.dataset_path).parent) for name in _listed(entry, "images", str)]
     parts: list[Part] = [{"type": "image_url", "image_url": {"url": link}} for link in links]
-    return WorkloadPrompt(_content(parts, prompt), most)
+    return WorkloadPrompt([*parts, {"type": "text", "text": prompt}] if parts else prompt, most)
 
 
 def _listed(entry: dict[str, Any], name: str, kind: type[T]) -> list[T]:

@@ -1,65 +1,17 @@
-"""Images of a workload: sizes (one, a range, or a weighted mix), and pixels generated from a seed."""
+"""Images of a workload: sizes that are drawn, and pixels generated from a seed."""
 
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import pybase64
 import simplejpeg
 from PIL import Image
 
-from saccade.bench.load.load_settings import WorkloadSettings
-from saccade.errors import ConfigError
+from saccade.bench.load.load_settings import Size, SizeRange, WorkloadSettings
 
-Size = tuple[int, int]  # width, height
-NAMED: dict[str, Size] = {"360p": (640, 360), "720p": (1280, 720), "1080p": (1920, 1080), "4k": (3840, 2160)}
-MAX_SIDE = 16384
 NUM_THREADS = 4  # encoders release the GIL
-
-
-@dataclass(frozen=True, slots=True)
-class SizeRange:
-    """Width and height are drawn independently."""
-
-    low: Size
-    high: Size
-    weight: float = 1.0
-
-
-def parse_sizes(text: str) -> list[SizeRange]:
-    """Parses WIDTHxHEIGHT, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
-    kind, colon, rest = text.strip().partition(":")
-    try:
-        if kind == "random" and colon:
-            low, _, high = rest.partition("-")
-            found = [SizeRange(_size(low), _size(high))]
-        elif kind == "mix" and colon:
-            pairs = [part.partition(":")[::2] for part in rest.split(",")]
-            found = [SizeRange(_size(name), _size(name), float(weight or 1)) for name, weight in pairs]
-        else:
-            found = [SizeRange(_size(text), _size(text))]
-        is_right = all(0 < each.weight < inf and np.less_equal(each.low, each.high).all() for each in found)
-    except ValueError:
-        is_right = False
-    if not is_right:
-        raise ConfigError(
-            f"image_resolution is {text!r}; write WIDTHxHEIGHT (sides of 1..{MAX_SIDE}), {', '.join(NAMED)}, "
-            "random:224x224-1280x720 or mix:224x224,448x336:2 (--image-resolution)"
-        )
-    return found
-
-
-def _size(text: str) -> Size:
-    name = text.strip().lower()
-    if name in NAMED:
-        return NAMED[name]
-    width, height = (int(side) if side.isascii() and side.isdigit() else 0 for side in name.split("x"))
-    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise ValueError(text)
-    return width, height
 
 
 def draw_size(ranges: Sequence[SizeRange], rng: np.random.Generator) -> Size:

@@ -13,11 +13,14 @@ from time import monotonic
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from saccade.bench.passes.pass_settings import AllReduceBenchSettings, suited_to
 from saccade.config import SHARED_GPU, worker_environment
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import device_named
+from saccade.terminal import print_table
 
 LIMIT_S = 1800.0
 GRACE_S = 3.0  # after one rank fails, time for the others to report what they saw
@@ -60,6 +63,18 @@ def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[st
             said |= message.get("environment", {})
     environment = {"ranks": settings.ranks, "width": settings.width, "dtype": settings.dtype, **said}
     return AllReduceBench(lines=tuple(lines), is_shared=is_shared, environment=environment)
+
+
+def print_allreduce_bench(bench: AllReduceBench, console: Console) -> None:
+    table = Table("rows", "KiB", "algorithm", "graph us", "eager us", "chosen", "correct")
+    for line in bench.lines:
+        figures = (f"{line.graph_us:.1f}", f"{line.eager_us:.1f}")
+        marks = ("yes" if line.is_taken else "", "yes" if line.is_right else "NO")
+        table.add_row(str(line.rows), f"{line.nbytes / 1024:g}", line.algorithm, *figures, *marks)
+    print_table(console, table)
+    if bench.is_shared:
+        ranks = bench.environment["ranks"]
+        console.print(f"{ranks} ranks shared one GPU, so the times mean nothing; only the sums were checked.")
 
 
 def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:

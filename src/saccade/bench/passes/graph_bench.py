@@ -1,16 +1,17 @@
 """Measures what graphs gain: prefill of a model with random weights, eager, piecewise and full, by number of tokens."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from saccade.bench.passes.offline_bench import bench_state
 from saccade.bench.passes.pass_settings import GraphBenchSettings, OfflineBenchSettings
-from saccade.bench.passes.timing import describe_model, latency_ms
+from saccade.bench.passes.timing import describe_model, free, latency_ms
 from saccade.config import GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.execution.language import prefill_phase
@@ -22,6 +23,7 @@ from saccade.models.dummy import fill_with_noise
 from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
+from saccade.terminal import print_table
 
 MIB = 2**20
 ROUNDS = 9
@@ -78,6 +80,16 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
     return GraphBench(tuple(lines), held, {"size": size} | describe_model(model))
 
 
+def print_graph_bench(bench: GraphBench, console: Console) -> None:
+    table = Table("tokens", "mode", "ms", "host ms", "capture s", "graph MiB", "equals eager")
+    for line in bench.lines:
+        figures = (f"{line.ms:.2f}", f"{line.cpu_ms:.2f}", f"{line.capture_s:.2f}", f"{line.graph_mib:.0f}")
+        table.add_row(str(line.tokens), line.way, *figures, "yes" if line.equals_eager else "NO")
+    print_table(console, table)
+    for way, mib in bench.held_mib.items():
+        console.print(f"{way}: {mib:.0f} MiB in use besides the weights (arena and all graphs)")
+
+
 def made_up_model(size: dict[str, Any], layers: int, device: torch.device) -> Model:
     """A Qwen3-style model with random weights. The vocabulary is small because a prefill makes no use of it."""
     chosen = {"num_hidden_layers": layers} if layers else {}
@@ -116,8 +128,6 @@ def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -
 def _used_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
+    free(device)
+    available, total = torch.cuda.mem_get_info(device)
+    return total - available

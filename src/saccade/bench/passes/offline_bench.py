@@ -6,7 +6,6 @@ last MLP and the LM head, needed only for a prompt's last row, are timed as the 
 Every replay is compared with an eager run on the same padded buffers.
 """
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ from saccade.bench.passes.pass_settings import OfflineBenchSettings, suited_to
 from saccade.bench.passes.timing import (
     A_PRODUCT,
     describe_model,
+    free,
     item_sizes,
     latency_ms,
     load_measured,
@@ -143,7 +143,7 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
                 progress(f"{way}: {work.phase} of {work.size}")
                 _measure(bench, work, way, settings.rounds)
         del executor, work
-        _free(device)
+        free(device)
     bench.environment = _environment(model, state, rates, settings)
     return bench
 
@@ -302,12 +302,6 @@ def _captured(executor: DeviceExecutor, way: str) -> Iterable[Captured]:
                 graph_bytes=sum(graph.nbytes for graph in phase.graphs),
                 buffer_bytes=phase.phase.arena.nbytes,
             )
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _environment(model: Model, state: DeviceState, rates: Rates, settings: OfflineBenchSettings) -> dict[str, Any]:

@@ -21,7 +21,6 @@ def print_offline_bench(bench: OfflineBench, console: Console) -> None:
     print_table(console, stages)
     for sentence in _verdicts(bench.checks):
         console.print(sentence)
-    console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
 
 
 def _prefill_table(lines: Sequence[PassTimes], head: Sequence[PassTimes]) -> Table:

@@ -1,5 +1,6 @@
 """Shared by the pass benchmarks: loads the model, times calls, and measures what the device can reach."""
 
+import gc
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
@@ -63,6 +64,14 @@ def describe_model(model: Model) -> dict[str, Any]:
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free(device: torch.device) -> None:
+    """Returns the memory of deleted tensors and graphs to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def latency_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:

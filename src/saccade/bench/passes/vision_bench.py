@@ -227,7 +227,8 @@ class Rig:
         self.encoder.calibrate()
         for _ in range(self.settings.mixed_batches):
             graphs.forget_exact()
-            sides = self.rng.integers(MIXED_SIDES[0], MIXED_SIDES[1] + 1, (int(self.rng.integers(*MIXED_COUNTS)), 2))
+            count = int(self.rng.integers(*MIXED_COUNTS, endpoint=True))
+            sides = self.rng.integers(*MIXED_SIDES, (count, 2), endpoint=True)
             media = [self.image(int(w), int(h)) for w, h in sides]
             packs, items = self.composer.packs(media), _items(media)
             real = sum(one.plan.num_tokens for one in media)

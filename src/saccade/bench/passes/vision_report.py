@@ -20,7 +20,6 @@ def print_vision_bench(bench: VisionBench, console: Console) -> None:
         for sentence in _verdicts(bench.mixed):
             console.print(sentence)
     console.print(f"{bench.num_graphs} vision graphs captured in {bench.capture_s:.2f} s")
-    console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
 
 
 def plot_vision_bench(bench: VisionBench, path: str) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.scale.scale_settings import ScaleSettings
-from saccade.bench.scale.simulation import OnProgress, ScaleBench, ScaleLine, run_scale_bench
-from saccade.terminal import check_file, check_plot, print_table, progress_bar, write_json
+from saccade.bench.scale.simulation import ScaleBench, ScaleLine, run_scale_bench
+from saccade.terminal import check_file, check_plot, print_table, shown_progress, write_json
 
 EXIT_FAILED_REQUESTS = 1
 PANELS = (
@@ -25,7 +24,7 @@ PANELS = (
 def bench_scale(settings: ScaleSettings, console: Console) -> int:
     check_file(settings.json)
     check_plot(settings.plot)
-    with _shown_progress(Console(stderr=True)) as hear:
+    with shown_progress(Console(stderr=True)) as hear:
         bench = run_scale_bench(settings, hear)
     print_scale(bench, console)
     if settings.json:
@@ -76,17 +75,3 @@ def _cells(line: ScaleLine) -> Iterator[str]:
     yield from (str(line.replicas), line.policy, f"{line.encoder_hit_rate:.0%}", f"{line.prefix_hit_rate:.0%}")
     yield from (f"{p50} / {p99}", f"{line.throughput:,.0f}", f"{line.throughput_per_replica:.1f}")
     yield from (f"{line.busiest:.2f}", str(line.refused))
-
-
-@contextmanager
-def _shown_progress(console: Console) -> Iterator[OnProgress]:
-    """Shows a bar on a terminal, one line per simulation elsewhere."""
-    with progress_bar(console) as bar:
-        task = bar.add_task("simulating", total=None)
-
-        def hear(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
-            if done == total and not console.is_terminal:
-                console.print(f"{name}: {total} requests", highlight=False)
-
-        yield hear

@@ -1,12 +1,13 @@
-"""One replica of a simulation: the engine's scheduler and caches, on a simulated device."""
+"""One replica of a simulation: the engine's scheduler and caches, on a device with the step times of an H200."""
 
 from collections import Counter, deque
+from dataclasses import dataclass
 
-from saccade.bench.scale.scale_device import StepTimes
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
+from saccade.choice.costs import Curve
 from saccade.scheduling.request import Request
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import StepPlan
@@ -17,6 +18,35 @@ BLOCK_TOKENS, PAGE_ROWS = 128, 16  # an engine's on a GPU
 MAX_POSITIONS = 262_144
 TOKEN = 1
 CACHE_COUNTS = ("encoder_hits", "encoder_queries", "prefix_hit_tokens", "prefix_queried_tokens")
+IMAGE_ROWS = 324  # a 560x560 image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds by number of rows. The passes of a step are added up, because they share one device."""
+
+    vision: Curve
+    prefill: Curve
+    decode: Curve
+    head_s: float  # last MLP and logits after a prefill; decode times include them
+
+    def of_step(self, plan: StepPlan) -> float:
+        seconds = self.vision.at(sum(item.num_rows for item in plan.encode)) if plan.encode else 0.0
+        num_rows = sum(chunk.count for chunk in plan.chunks)
+        if num_rows == len(plan.chunks):  # one row each, as in a decode graph
+            return seconds + self.decode.at(num_rows)
+        return seconds + self.prefill.at(num_rows) + self.head_s
+
+
+# One H200, Qwen3-VL-8B, bfloat16, graphs on; docs/log.md has the commands. Vision: 1, 8 and 32 images of 560x560
+# (`saccade bench vision`). Prefill by rows, decode by requests with 1,000 keys each (`saccade bench offline`);
+# measured on 2026-11-16, except prefill of 64 rows on 2026-11-15.
+H200_QWEN3_VL_8B = StepTimes(
+    vision=Curve(((IMAGE_ROWS, 4.37e-3), (8 * IMAGE_ROWS, 24.0e-3), (32 * IMAGE_ROWS, 92.1e-3))),
+    prefill=Curve(((64, 5.02e-3), (406, 9.52e-3), (1024, 22.18e-3), (8192, 201.5e-3))),
+    decode=Curve(((1, 4.19e-3), (64, 7.95e-3))),
+    head_s=0.42e-3,
+)
 
 
 class Replica:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from saccade.bench.scale.scale_device import IMAGE_ROWS
+from saccade.bench.scale.scale_replica import IMAGE_ROWS
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.cache.prefix import Span
 from saccade.inputs.placeholders import Media, Prompt

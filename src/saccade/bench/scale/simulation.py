@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench.scale.scale_device import H200_QWEN3_VL_8B
-from saccade.bench.scale.scale_replica import Replica, replica_limits
+from saccade.bench.scale.scale_replica import H200_QWEN3_VL_8B, Replica, replica_limits
 from saccade.bench.scale.scale_settings import UNBOUNDED, ScaleSettings
 from saccade.bench.scale.scale_workload import Arrival, arrivals
 from saccade.errors import CapacityError

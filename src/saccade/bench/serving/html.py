@@ -11,7 +11,7 @@ from rich.text import Text
 
 from saccade.bench.serving.html_charts import bar, distribution, timeline
 from saccade.bench.serving.serving_report import TITLES, block, failure_lines, graph_table, stage_table
-from saccade.bench.serving.serving_results import COLOURS, Named, comparison_table
+from saccade.bench.serving.serving_results import COLOURS, Named
 from saccade.bench.serving.serving_run import ServingRun
 
 CLASSES = {colour: verdict for verdict, colour in COLOURS.items()}
@@ -45,9 +45,6 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--soft); fo
 td.better { color: var(--good); } td.worse, .failed { color: var(--failed); }
 pre { background: var(--card); border-radius: 8px; padding: 14px; overflow-x: auto; font-size: 13px; }
 """
-Ratios = tuple[Table, Sequence[str]]
-"""A table of ratios with intervals, and its verdict in words."""
-
 CARDS = (
     ("requests/s", "request_throughput", ".1f"),
     ("mean TTFT, ms", "mean_ttft_ms", ".1f"),
@@ -59,19 +56,23 @@ CARDS = (
 )
 
 
-def page(runs: Sequence[ServingRun], named: Named, warnings: Sequence[str] = (), ratios: Ratios | None = None) -> str:
+def page(
+    runs: Sequence[ServingRun],
+    named: Named,
+    comparison: Table | None = None,
+    verdicts: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+) -> str:
     """Writes the report of one or more runs. `named` has the data of all compared results, these runs last. `warnings`
-    say what is missing, and why they should not be compared. `ratios` replaces the usual comparison."""
+    say what is missing, and why they should not be compared."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
         parts.append(_cards(runs[0].figures))
-    if ratios is not None:
-        said = "".join(f"<p>{escape(line)}</p>" for line in ratios[1])
-        parts.append(f"<h2>{escape(Text.from_markup(str(ratios[0].title)).plain)}</h2>{_table(ratios[0])}{said}")
-    elif len(named) > 1:
-        title = f"Compared with {escape(named[0][0])}: a gain above 1 is better"
-        parts.append(f"<h2>{title}</h2>{_table(comparison_table(named))}")
+    if comparison is not None:
+        title = Text.from_markup(str(comparison.title)).plain
+        said = "".join(f"<p>{escape(line)}</p>" for line in verdicts)
+        parts.append(f"<h2>{escape(title[0].upper() + title[1:])}</h2>{_table(comparison)}{said}")
     parts += [_red(warnings), _charts(named)]
     for run, (name, _) in zip(runs, named[-len(runs) :], strict=True):
         if len(runs) > 1:

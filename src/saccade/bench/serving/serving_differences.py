@@ -1,13 +1,12 @@
 """Why two results of `saccade bench serve` cannot be compared fairly: different work, load or servers."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from saccade.bench.load.metrics_text import family_and_labels
 from saccade.config import flag_of
 
 Data = Mapping[str, Any]
-LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 TARGET_FIELDS = ("backend", "endpoint", "extra_request_body", "disable_stream", "request_timings")
 OUTPUT_FIELDS = ("goodput",)
 ENVIRONMENT_FIELDS = ("model", "max_model_len", "server", "client", "machine", "text", "serve_model", "serve_flags")
@@ -99,10 +98,10 @@ def _labels(run: Data) -> dict[str, str]:
     """Settings that a server reports as labels of metrics such as vllm:cache_config_info."""
     found: dict[str, str] = {}
     for name in run.get("server_gauges") or {}:
-        family, _, labels = str(name).partition("{")
+        family, labels = family_and_labels(str(name))
         if family.endswith("_info"):
             short = family.rpartition(":")[2].removesuffix("_info")
-            found |= {f"{short}.{label}": value for label, value in LABEL.findall(labels) if label not in CHANGING}
+            found |= {f"{short}.{label}": value for label, value in labels.items() if label not in CHANGING}
     return found
 
 

@@ -1,24 +1,18 @@
-"""`saccade bench serve --loads`: runs several loads on one server, on several in turn, or on its own servers."""
+"""Runs the loads of `saccade bench serve` on one server, on several in turn, or on servers that it starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.bench.serving.serving_against import Comparison, round_seed, run_against
-from saccade.bench.serving.serving_against_report import comparison_data
-from saccade.bench.serving.serving_against_settings import AgainstSettings
-from saccade.bench.serving.serving_interval import Ratio
-from saccade.bench.serving.serving_results import COLOURS, RESULT_FLAGS, as_data
-from saccade.bench.serving.serving_run import ServingRun, Shown, run_serving, started
-from saccade.bench.serving.serving_settings import OutputSettings, ServingPlan, VariantSettings
+from saccade.bench.serving.serving_comparison import Comparison, Ratio, comparison_data
+from saccade.bench.serving.serving_results import COLOURS, as_data
+from saccade.bench.serving.serving_run import ServingRun, Shown
+from saccade.bench.serving.serving_settings import AgainstSettings, ServingPlan, VariantSettings
 from saccade.bench.serving.serving_stats import main_figures
-from saccade.terminal import write_json
+from saccade.bench.serving.serving_turns import round_seed, run_against, started
 
 COLUMNS = (
     ("requests/s", "request_throughput", 2),
@@ -33,8 +27,8 @@ RATES = ("request_throughput", "mean_ttft_ms")
 
 @dataclass(slots=True)
 class LoadResult:
-    """The runs of one load so far, one for each server, in order. `left` names the servers that have yet to finish it.
-    Only servers that took turns are compared."""
+    """The runs of one load so far, one for each server, in order. A load that is alone has no name. `left` names the
+    started servers that have yet to finish it. Only servers that took turns are compared."""
 
     name: str
     plan: ServingPlan
@@ -48,20 +42,23 @@ class LoadResult:
         found += self.comparison.warnings if self.comparison is not None else []
         return [f"{self.name}: {line}" for line in dict.fromkeys(found)]
 
-    def ratios(self, run: ServingRun) -> dict[str, Ratio]:
+    def ratios(self, run: ServingRun) -> Mapping[str, Ratio]:
         """Compares the first server with that of `run`, by figure."""
-        found = self.comparison.ratios.get(run.name, []) if self.comparison is not None else []
-        return {ratio.key: ratio for ratio in found}
+        return self.comparison.ratios.get(run.name, {}) if self.comparison is not None else {}
+
+    def keep(self, comparison: Comparison) -> None:
+        self.comparison, self.runs = comparison, comparison.runs
 
 
 def new_results(plans: Mapping[str, ServingPlan], variants: VariantSettings) -> list[LoadResult]:
-    """A result to fill for each load. Each has its own content, so that no load hits what another left in a cache."""
-    servers = variants.flags_by_name() if variants.is_used else [""]
-    seeds = [round_seed(plan.workload.seed, number) for number, plan in enumerate(plans.values())]
-    return [
-        LoadResult(name, replace(plan, workload=replace(plan.workload, seed=seed)), list(servers))
-        for (name, plan), seed in zip(plans.items(), seeds, strict=True)
-    ]
+    """A result to fill for each load. Each named load has its own content, so that none hits what another left in a
+    cache."""
+    found = []
+    for number, (name, plan) in enumerate(plans.items()):
+        seed = round_seed(plan.workload.seed, number) if name else plan.workload.seed
+        own = replace(plan, workload=replace(plan.workload, seed=seed))
+        found.append(LoadResult(name, own, list(variants.flags_by_name())))
+    return found
 
 
 def run_loads(
@@ -72,46 +69,29 @@ def run_loads(
     save: Callable[[], None],
 ) -> None:
     """Runs all loads and fills their results. `save` is called whenever a server has finished a load."""
-    if not variants.is_used:
-        for result in results:
-            if against.against:
-                _compare(result, against, shown)
-            else:
-                _run(result, partial(run_serving, shown=shown), shown)
-            save()
-        return
-    for name in variants.flags_by_name():
-        with started(variants, name, shown) as measure:
+    for server in variants.flags_by_name():
+        with started(variants, server, shown) as measure:
             for result in results:
-                _run(result, measure, shown, name)
+                if result.name:
+                    shown.say(f"load: {result.name}")
+                if against.against:
+                    run_against(result.plan, against, shown, result.keep)
+                else:
+                    result.runs.append(measure(result.plan))
+                result.left.remove(server)
+                for run in result.runs if against.against else result.runs[-1:]:
+                    _tell(result, run, shown)
                 save()
 
 
 def unfinished(results: Sequence[LoadResult]) -> list[str]:
-    """The names of unfinished loads, each with the server if that has a name."""
-    return [f"{one.name} ({server})" if server else one.name for one in results for server in one.left]
-
-
-def _run(result: LoadResult, measure: Callable[[ServingPlan], ServingRun], shown: Shown, server: str = "") -> None:
-    shown.say(f"load: {result.name}")
-    result.runs.append(measure(result.plan))
-    result.left.remove(server)
-    _tell(result, result.runs[-1], shown)
-
-
-def _compare(result: LoadResult, against: AgainstSettings, shown: Shown) -> None:
-    def keep(comparison: Comparison) -> None:
-        result.comparison, result.runs = comparison, comparison.runs
-
-    shown.say(f"load: {result.name}")
-    run_against(result.plan, against, shown, keep)
-    result.left.clear()
-    for run in result.runs:
-        _tell(result, run, shown)
+    """The names of unfinished loads and servers, where they have any."""
+    left = [(result.name, server) for result in results for server in result.left]
+    return [f"{load} ({server})" if load and server else load or server for load, server in left]
 
 
 def _tell(result: LoadResult, run: ServingRun, shown: Shown) -> None:
-    name = f"{result.name}: {run.name}" if run.name else result.name
+    name = ": ".join(filter(None, (result.name, run.name))) or "finished"
     shown.tell(f"{name}: {main_figures(run.figures)}")
     found = result.ratios(run)
     told = [f"{found[key].label} {found[key].ratio:.2f} {_interval(found[key])}" for key in RATES if key in found]
@@ -139,23 +119,17 @@ def loads_table(results: Sequence[LoadResult]) -> Table:
     return table
 
 
-def loads_path(output: OutputSettings) -> Path:
-    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return Path(output.result_dir) / (output.result_filename or f"loads-{moment}.json")
-
-
-def save_loads(results: Sequence[LoadResult], output: OutputSettings, path: Path) -> None:
-    """Writes all loads that have figures to one file."""
+def loads_data(results: Sequence[LoadResult], *, is_detailed: bool = False) -> dict[str, Any]:
+    """All loads that have figures."""
     left = unfinished(results)
-    loads = [_data(each, output) for each in results if each.runs]
-    data = {"is_complete": not left, "unfinished": left, "loads": loads}
-    write_json(path, data, RESULT_FLAGS, makes_folder=True)
+    loads = [{"name": result.name, **_data(result, is_detailed)} for result in results if result.runs]
+    return {"is_complete": not left, "unfinished": left, "loads": loads}
 
 
-def _data(result: LoadResult, output: OutputSettings) -> dict[str, Any]:
+def _data(result: LoadResult, is_detailed: bool) -> dict[str, Any]:
     if result.comparison is not None:
-        return {"name": result.name, **comparison_data(result.comparison, is_detailed=output.save_detailed)}
-    return {"name": result.name, "targets": [as_data(run, is_detailed=output.save_detailed) for run in result.runs]}
+        return comparison_data(result.comparison, is_detailed=is_detailed)
+    return {"targets": [as_data(run, is_detailed=is_detailed) for run in result.runs]}
 
 
 def _figure(value: Any, digits: int) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.bench.serving.serving_differences import LABEL
+from saccade.bench.load.metrics_text import family_and_labels
 from saccade.bench.serving.serving_run import ServingRun
 from saccade.bench.serving.serving_settings import USUAL_PERCENTILES, OutputSettings
 from saccade.bench.serving.serving_stats import percentile_name
@@ -131,8 +131,8 @@ def memory_lines(gauges: Mapping[str, float]) -> list[str]:
 
 def _short(name: str) -> str:
     """Drops the prefix of a metric, and labels that all metrics of the server share."""
-    family, _, labels = name.partition("{")
-    own = [f"{label}={value}" for label, value in LABEL.findall(labels) if label not in SAME_FOR_ALL]
+    family, labels = family_and_labels(name)
+    own = [f"{label}={value}" for label, value in labels.items() if label not in SAME_FOR_ALL]
     return " ".join([family.rpartition(":")[2], *own])
 
 

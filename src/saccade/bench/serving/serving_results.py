@@ -1,8 +1,7 @@
 """Saves results as JSON with the keys that vLLM's and SGLang's tools read, and compares runs with the first."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,11 @@ from rich.table import Table
 
 from saccade.bench.serving.serving_run import ServingRun
 from saccade.bench.serving.serving_settings import OutputSettings
+from saccade.bench.serving.serving_stats import HIGHER, LOWER, RATES_AND_TIMES
 from saccade.errors import ConfigError
 from saccade.terminal import write_json
 
-RESULT_FLAGS = "--result-dir, --result-filename"
-HIGHER, LOWER = 1, -1
-COMPARED = (
-    ("requests/s", "request_throughput", HIGHER),
-    ("good requests/s", "request_goodput", HIGHER),
-    ("vision tokens/s", "vision_token_throughput", HIGHER),
-    ("input tokens/s", "input_throughput", HIGHER),
-    ("output tokens/s", "output_throughput", HIGHER),
-    *(
-        (f"{word} {metric.upper()} ms", f"{word}_{metric}_ms", LOWER)
-        for metric in ("ttft", "tpot", "itl", "e2el")
-        for word in ("mean", "median", "p99")
-    ),
-    ("failed", "failed", LOWER),
-    ("duration s", "duration", LOWER),
-)
+COMPARED = (*RATES_AND_TIMES, ("failed", "failed", LOWER), ("duration s", "duration", LOWER))
 SAME = 0.02  # a smaller change is noise
 # vLLM writes what its user says about a run (--metadata) beside the figures, under any name.
 _OWN_KINDS = {"settings": dict, "environment": dict, "server_gauges": dict, "warnings": list}
@@ -67,11 +52,27 @@ def as_data(run: ServingRun, *, is_detailed: bool = False) -> dict[str, Any]:
 
 def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = False) -> Path:
     """Writes a run to the file of the settings; if there are several runs, file names include the run's name."""
-    path = Path(output.result_dir) / (output.result_filename or _file_name(run))
+    backend, rate = run.settings["target"]["backend"], run.settings["load"]["request_rate"]
+    path = result_path(output, [backend, f"{rate}qps", run.name], run.environment["date"])
     if is_one_of_many and output.result_filename:
-        path = path.with_name(f"{path.stem}-{safe_name(run.name)}{path.suffix or '.json'}")
-    write_json(path, as_data(run, is_detailed=output.save_detailed), RESULT_FLAGS, makes_folder=True)
+        path = path.with_name(f"{path.stem}-{_safe(run.name)}{path.suffix or '.json'}")
+    write_result(path, as_data(run, is_detailed=output.save_detailed))
     return path
+
+
+def result_path(output: OutputSettings, words: Iterable[str], date: str) -> Path:
+    """The file that the user named, or one named by words and date."""
+    moment = datetime.fromisoformat(date).strftime("%Y%m%d-%H%M%S")
+    name = "-".join(_safe(word) for word in (*words, moment) if word)
+    return Path(output.result_dir) / (output.result_filename or f"{name}.json")
+
+
+def write_result(path: Path, data: Mapping[str, Any]) -> None:
+    write_json(path, data, "--result-dir, --result-filename", makes_folder=True)
+
+
+def _safe(word: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in word)
 
 
 def load(path: str) -> dict[str, Any]:
@@ -116,60 +117,25 @@ def _details(run: ServingRun) -> dict[str, Any]:
     }
 
 
-def _file_name(run: ServingRun) -> str:
-    rate, backend = run.settings["load"]["request_rate"], run.settings["target"]["backend"]
-    moment = datetime.fromisoformat(run.environment["date"]).strftime("%Y%m%d-%H%M%S")
-    parts = (backend, f"{rate}qps", safe_name(run.name), moment)
-    return "-".join(part for part in parts if part) + ".json"
-
-
-def safe_name(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_." else "_" for char in name)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One figure of all runs, and each run's gain over the first; above 1 is always better."""
-
-    label: str
-    values: tuple[float | None, ...]
-    gains: tuple[float | None, ...]
-
-    def verdict(self, index: int) -> str:
-        gain = self.gains[index]
-        if index == 0 or gain is None or abs(gain - 1) < SAME:
-            return ""
-        return "better" if gain > 1 else "worse"
-
-
 def comparison_table(named: Named) -> Table:
+    """Every figure that at least one run has, and each run's gain over the first; above 1 is always better."""
     first, *others = (escape(name) for name, _ in named)
     headers = ("", first, *(part for name in others for part in (name, "gain")))
     table = Table(*headers, title=f"compared with {first}: a gain above 1 is better")
-    for row in compare([data for _, data in named]):
-        cells = [_shown(row.values[0])]
-        for index in range(1, len(row.values)):
-            gain = row.gains[index]
-            cells.append(_shown(row.values[index]))
-            cells.append("" if gain is None else f"[{COLOURS[row.verdict(index)]}]{gain:.2f}x[/]")
-        table.add_row(row.label, *cells)
+    for label, key, direction in COMPARED:
+        base, *values = (_number(run.get(key)) for _, run in named)
+        if any((base, *values)):
+            cells = [part for value in values for part in (_shown(value), _gain(base, value, direction))]
+            table.add_row(label, _shown(base), *cells)
     return table
 
 
-def compare(runs: Sequence[Mapping[str, Any]]) -> list[Compared]:
-    """Compares every figure that at least one run has."""
-    rows = []
-    for label, key, direction in COMPARED:
-        values = tuple(_number(run.get(key)) for run in runs)
-        if any(values):
-            rows.append(Compared(label, values, tuple(_gain(values[0], value, direction) for value in values)))
-    return rows
-
-
-def _gain(base: float | None, value: float | None, direction: int) -> float | None:
+def _gain(base: float | None, value: float | None, direction: int) -> str:
     if not base or not value:
-        return None
-    return value / base if direction == HIGHER else base / value
+        return ""
+    gain = value / base if direction == HIGHER else base / value
+    verdict = "" if abs(gain - 1) < SAME else "better" if gain > 1 else "worse"
+    return f"[{COLOURS[verdict]}]{gain:.2f}x[/]"
 
 
 def _number(value: object) -> float | None:

@@ -2,16 +2,24 @@
 torch, because the command line builds its flags from them."""
 
 import math
+import re
 import secrets
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
 
 from saccade.bench.load.load_settings import (
+    BACKENDS,
     DATASETS,
     LoadSettings,
     TargetSettings,
     WorkloadSettings,
     check_one_of,
+    parse_sizes,
 )
 from saccade.config import check_above_zero, check_at_least, setting
 from saccade.errors import ConfigError
@@ -19,6 +27,32 @@ from saccade.errors import ConfigError
 METRICS = ("ttft", "tpot", "itl", "e2el")
 # The percentiles of SGLang's report are always included.
 USUAL_PERCENTILES: dict[str, tuple[float, ...]] = {"ttft": (99,), "tpot": (99,), "itl": (95, 99), "e2el": (90, 99)}
+
+WRITTEN = re.compile(r"(?:(?P<name>[^=/@:]+)=)?(?:(?P<backend>[\w-]+)@)?(?P<url>https?://.+)")
+FORM = "[NAME=][BACKEND@]URL, such as http://127.0.0.1:8001 or vllm=http://127.0.0.1:8001"
+USUAL = "usual"
+FIVE_SIZES = "mix:224x224,448x336,640x480,720x1280,1024x1024"
+USUAL_LOADS: Mapping[str, Mapping[str, Any]] = {
+    "560x560, 1 out, 32 at a time": {},
+    "five sizes, 1 out, 32 at a time": {"image-resolution": FIVE_SIZES},
+    "560x560, 1 out, one at a time": {"num-prompts": 40, "max-concurrency": 1},
+    "560x560, 128 out, 32 at a time": {"num-prompts": 128, "random-output-len": 128, "random-range-ratio": 1},
+    "text 512, 128 out, 64 at a time": {
+        "dataset-name": "random",
+        "random-input-len": 512,
+        "random-output-len": 128,
+        "random-range-ratio": 1,
+        "max-concurrency": 64,
+    },
+    "1920x1080, 32 out, 16 at a time": {
+        "num-prompts": 96,
+        "image-resolution": "1920x1080",
+        "random-output-len": 32,
+        "random-range-ratio": 1,
+        "max-concurrency": 16,
+    },
+}
+"""The first is the load of sglang#15320, which the defaults of the flags describe."""
 
 
 def draw_seed() -> int:
@@ -135,6 +169,116 @@ class VariantSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AgainstSettings:
+    """Other servers that get the same requests, in turn with the first."""
+
+    against: tuple[str, ...] = setting((), f"server to compare with that of --base-url (or --host, --port): {FORM}")
+    against_api_key: str = setting("", "key for the servers of --against; by default that of --api-key")
+    rounds: int = setting(6, "with --against: number of rounds; each server gets one turn per round, with new content")
+    settle_s: float = setting(1.0, "with --against: seconds of pause before each turn")
+
+    def __post_init__(self) -> None:
+        check_at_least(self, {"rounds": 2, "settle_s": 0})
+        for text in self.against:
+            _parse(text)
+
+    def names(self) -> list[str]:
+        """The names that the user gave, empty for servers without one."""
+        return [_parse(text)[0] for text in self.against]
+
+    def targets(self, first: TargetSettings) -> list[TargetSettings]:
+        """The other servers, with the first one's settings otherwise."""
+        found = [first]
+        key = self.against_api_key or first.api_key
+        for text in self.against:
+            _, backend, url = _parse(text)
+            target = replace(first, base_url=url, backend=backend or first.backend, model="", api_key=key)
+            if target.url in [one.url for one in found]:
+                raise ConfigError(
+                    f"{target.url} is named twice; its second turn would find the content of the first in its caches "
+                    "(--against, --base-url)"
+                )
+            found.append(target)
+        return found[1:]
+
+
+def _parse(text: str) -> tuple[str, str, str]:
+    """Returns name, backend and URL; the first two may be empty."""
+    match = WRITTEN.fullmatch(text.strip())
+    if match is None or not _is_address(match["url"]):
+        raise ConfigError(f"against is {text!r}; write {FORM} (--against)")
+    backend = match["backend"] or ""
+    if backend and backend not in BACKENDS:
+        raise ConfigError(f"against has the backend {backend!r}; allowed are {', '.join(BACKENDS)} (--against)")
+    return (match["name"] or "").strip(), backend, match["url"]
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadsSettings:
+    """Several loads, one after the other, in one table."""
+
+    loads: str = setting(
+        "",
+        "usual (single images, mixed sizes, one at a time, long answers, text, large images), or a YAML file of names, "
+        "each with its flags; other flags apply to all loads",
+    )
+
+    def plans(self, plan: ServingPlan) -> dict[str, ServingPlan]:
+        """The plan of each load, by name. The only one has no name if no loads were asked for. A malformed file is
+        refused before anything runs."""
+        if not self.loads:
+            return {"": plan}
+        found = USUAL_LOADS if self.loads == USUAL else _read(Path(self.loads))
+        return {name: _with_flags(plan, name, flags) for name, flags in found.items()}
+
+
+def _read(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a YAML file, or {USUAL} (--loads)") from None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{path} is not YAML (--loads)") from None
+    named = found if isinstance(found, dict) else {}
+    if not named or not all(
+        name and isinstance(name, str) and isinstance(own, dict | None) for name, own in named.items()
+    ):
+        raise ConfigError(f"{path} must map the name of each load to its flags (--loads)")
+    return {name: own or {} for name, own in named.items()}
+
+
+def _with_flags(plan: ServingPlan, name: str, flags: Mapping[str, Any]) -> ServingPlan:
+    kinds = {
+        one.name: (part, type(one.default)) for part in ("workload", "load") for one in fields(getattr(plan, part))
+    }
+    changes: dict[str, dict[str, Any]] = {"workload": {}, "load": {}}
+    for flag, value in flags.items():
+        key = str(flag).replace("-", "_")
+        if key not in kinds or key == "seed":
+            raise ConfigError(f"the load {name!r} has {flag}, which is not a flag of a workload or load (--loads)")
+        part, kind = kinds[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ConfigError(
+                f"the load {name!r} has {flag}: {value!r}; the value must be of type {kind.__name__} (--loads)"
+            )
+        changes[part][key] = value
+    try:
+        return replace(plan, **{part: replace(getattr(plan, part), **own) for part, own in changes.items()})
+    except ConfigError as error:
+        raise ConfigError(f"the load {name!r}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StartupBenchSettings:
     """What `saccade bench startup` measures."""
 
@@ -151,3 +295,6 @@ class StartupBenchSettings:
     def __post_init__(self) -> None:
         names = ("starts", "requests", "random_input_len", "random_output_len")
         check_at_least(self, dict.fromkeys(names, 1))
+        check_above_zero(self, "start_timeout_s", "request_timeout_s")
+        if self.image_resolution:
+            parse_sizes(self.image_resolution)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.bench.load.client_reply import Outcome
-from saccade.bench.load.workload import WorkloadRequest
+from saccade.bench.load.workload import WorkloadPrompt
 from saccade.bench.serving.serving_settings import METRICS, USUAL_PERCENTILES
 
 Figures = dict[str, Any]
@@ -17,6 +17,20 @@ PREPARED = FRONT[1:]
 SUMS = ("prepare", "total", "first_token")
 PREPARE_REST, SERVER_REST, CLIENT_REST = "wait for a thread", "rest of the server", "client and network"
 SGLANG_NAMES = {"e2el": "e2e_latency"}  # where its name differs
+HIGHER, LOWER = 1, -1  # which is better
+# Label, key and direction of the figures that servers are compared by.
+RATES_AND_TIMES = (
+    ("requests/s", "request_throughput", HIGHER),
+    ("good requests/s", "request_goodput", HIGHER),
+    ("vision tokens/s", "vision_token_throughput", HIGHER),
+    ("input tokens/s", "input_throughput", HIGHER),
+    ("output tokens/s", "output_throughput", HIGHER),
+    *(
+        (f"{word} {metric.upper()} ms", f"{word}_{metric}_ms", LOWER)
+        for metric in METRICS
+        for word in ("mean", "median", "p99")
+    ),
+)
 MAIN = (
     ("{:.2f} requests/s", "request_throughput"),
     ("mean TTFT {:.1f} ms", "mean_ttft_ms"),
@@ -27,7 +41,7 @@ MAIN = (
 
 def figures_of(
     outcomes: Sequence[Outcome],
-    samples: Sequence[WorkloadRequest],
+    samples: Sequence[WorkloadPrompt],
     duration_s: float,
     *,
     percentiles: Sequence[float] = (90, 99),
@@ -64,7 +78,7 @@ def main_figures(figures: Figures) -> str:
     return ", ".join([*parts, *([f"{figures['failed']} failed"] if figures["failed"] else [])])
 
 
-def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadRequest], duration_s: float) -> Figures:
+def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadPrompt], duration_s: float) -> Figures:
     """Token counts come from the server, else from the text that was sent."""
     prompts = [outcome.prompt_tokens or samples[outcome.index].text_tokens or 0 for outcome in good]
     total_in, total_out = sum(prompts), sum(outcome.output_tokens for outcome in good)

@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.bench.load.client import Client
+from saccade.bench.load.metrics_text import parse_metrics
 from saccade.bench.load.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
-SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
 COUNTED_AT_ONCE = 16
 TARGET_FLAGS = "--base-url, --host, --port"
 
@@ -44,25 +43,41 @@ class Reading:
 async def describe(client: Client, model: str, *, prefer: str = "", flags: str = TARGET_FLAGS) -> TargetFacts:
     """Describes the server, which must name its model unless the user did. `prefer` is chosen if the server has it;
     `flags` are the ones that selected the server, for error messages."""
-    cards = await _json(client, "/v1/models")
-    found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
+    url = client.target.url
+    try:
+        status, data = await client.ask("GET", "/v1/models")
+    except TimeoutError:
+        raise ConfigError(f"{url} does not answer; is it up? ({flags})") from None
+    except OSError as error:
+        raise ConfigError(f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})") from None
+    cards = _object(data).get("data") if status == 200 else None
+    found = [card for card in cards or () if isinstance(card, dict)]
     wanted = model or prefer
     card = next((card for card in found if card.get("id") == wanted), found[0] if found and not model else {})
     name = model or card.get("id") or prefer
-    if cards is None or not name:
-        await _check_answers(client, flags, is_named=bool(name))
-    version = (await _json(client, "/version") or {}).get("version", "")
-    info = await _json(client, "/server_info") or {}
+    if not name:
+        raise _nameless(client, status, flags)
+    version = (await _json(client, "/version")).get("version", "")
     owner = str(card.get("owned_by", ""))
+    info = await _json(client, "/server_info")
     return TargetFacts(name, card.get("max_model_len"), f"{owner} {version}".strip(), info, owner)
 
 
+def _nameless(client: Client, status: int, flags: str) -> ConfigError:
+    """The error for a server that does not say which model it serves."""
+    url = client.target.url
+    if status in (401, 403):
+        problem = "refuses the given key" if client.target.api_key else "asks for a key"
+        key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
+        return ConfigError(f"{url} {problem} (HTTP {status}); give a valid one ({key_flag})")
+    told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
+    return ConfigError(f"{url} does not say which model it serves{told}; name one (--model)")
+
+
 async def read_counters(client: Client) -> Reading:
-    graphs = await _json(client, "/graphs") or {}
-    phases = graphs.get("phases", ()) if isinstance(graphs, dict) else ()
+    phases = (await _json(client, "/graphs")).get("phases", ())
     items = phases.values() if isinstance(phases, dict) else phases
-    text = await _text(client, "/metrics")
-    metrics, gauges = parse_metrics(text or "")
+    metrics, gauges = parse_metrics((await _read(client, "/metrics")).decode("utf-8", "replace"))
     return Reading([phase for phase in items if isinstance(phase, dict)], metrics, gauges)
 
 
@@ -81,7 +96,7 @@ async def count_template(client: Client, model: str) -> int | None:
     text = await _count(client, model, LEAD)
     turns = [{"role": "user", "content": LEAD}]
     chat = await _json(client, "/tokenize", {"model": model, "messages": turns, "add_generation_prompt": True})
-    count = chat.get("count") if chat else None
+    count = chat.get("count")
     return max(count - text, 0) if isinstance(count, int) and text is not None else None
 
 
@@ -91,26 +106,6 @@ async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | 
     counts = await _count_all(client, model, list(several))
     known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Parses Prometheus text into values that only grow (counters; sums and counts of histograms) and gauges."""
-    kinds: dict[str, str] = {}
-    grown: dict[str, float] = {}
-    gauges: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(maxsplit=3)
-            kinds[name] = kind
-        if (match := SAMPLE_LINE.match(line)) is None:
-            continue
-        name, labels, value = match[1], match[2] or "", _number(match[3])
-        if name.endswith(("_bucket", "_created")) or value is None:
-            continue
-        family = re.sub(r"_(total|sum|count)$", "", name)
-        is_gauge = kinds.get(name) == "gauge" or (name == family and kinds.get(family) != "counter")
-        (gauges if is_gauge else grown)[f"{name}{labels}"] = value
-    return grown, gauges
 
 
 def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
@@ -150,25 +145,6 @@ def _count_between(old: Any, new: Any) -> dict[str, int]:
     return {name: change for name, change in changes.items() if change}
 
 
-async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
-    """Raises a ConfigError that says why the server did not name a model, unless the user named one and it is up."""
-    url = client.target.url
-    try:
-        status, _ = await client.ask("GET", "/v1/models")
-    except TimeoutError:
-        raise ConfigError(f"{url} does not answer; is it up? ({flags})") from None
-    except OSError as error:
-        raise ConfigError(f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})") from None
-    if is_named:
-        return
-    if status in (401, 403):
-        problem = "refuses the given key" if client.target.api_key else "asks for a key"
-        key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
-        raise ConfigError(f"{url} {problem} (HTTP {status}); give a valid one ({key_flag})")
-    told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
-    raise ConfigError(f"{url} does not say which model it serves{told}; name one (--model)")
-
-
 async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:
     places = asyncio.Semaphore(COUNTED_AT_ONCE)
 
@@ -186,26 +162,23 @@ async def _count(client: Client, model: str, text: str) -> int | None:
     return count if isinstance(count, int) else None
 
 
-async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    text = await _text(client, path, body)
-    try:
-        value = json.loads(text or "null")
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return _object(await _read(client, path, body))
 
 
-async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -> str | None:
-    """The body of a reply with status 200, else None."""
+async def _read(client: Client, path: str, body: dict[str, Any] | None = None) -> bytes:
+    """The body of a reply with status 200, else nothing."""
     try:
         status, data = await client.ask("POST" if body is not None else "GET", path, body)
-    except (OSError, TimeoutError):
-        return None
-    return data.decode("utf-8", "replace") if status == 200 else None
+    except OSError:
+        return b""
+    return data if status == 200 else b""
 
 
-def _number(text: str) -> float | None:
+def _object(data: bytes) -> dict[str, Any]:
+    """Empty for what is no JSON object."""
     try:
-        return float(text)
+        found = json.loads(data)
     except ValueError:
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -12,7 +12,7 @@ from saccade.bench.load.client import Client, run
 from saccade.bench.load.client_reply import Outcome
 from saccade.bench.load.load_settings import TargetSettings, WorkloadSettings
 from saccade.bench.load.startup_server import READY, LaunchedServer
-from saccade.bench.load.workload import Wording, make_workload
+from saccade.bench.load.workload import Wording, make_prompts
 from saccade.bench.serving.serving_run import Shown
 from saccade.bench.serving.serving_settings import StartupBenchSettings
 from saccade.bench.serving.serving_target import count_words, describe
@@ -96,7 +96,7 @@ def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown
         outcomes = run(_ask(server.url, settings, number))
     good = [outcome.e2el_s * 1e3 for outcome in outcomes if outcome.is_ok]
     failures = [f"request {each.index + 1}: {each.error}: {each.message}" for each in outcomes if not each.is_ok]
-    return TimedStart(stages_of(server.lines), server.ready_s, good, failures)
+    return TimedStart(stages_of(list(server.lines)), server.ready_s, good, failures)
 
 
 async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Outcome]:
@@ -114,6 +114,6 @@ async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Ou
     async with Client(target) as client:
         facts = await describe(client, "")
         words = await count_words(client, facts.model)
-        samples = make_workload(workload, Wording(target, facts.model, workload.ignore_eos), words)
-        requests = [client.prepare(sample.body) for sample in samples]
+        wording = Wording(target, facts.model, workload.ignore_eos)
+        requests = [client.prepare(wording.body(prompt)) for prompt in make_prompts(workload, words)]
         return [await client.send(request, index) for index, request in enumerate(requests)]

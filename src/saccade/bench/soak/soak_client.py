@@ -1,16 +1,14 @@
-"""A client of a soak. It reads the whole reply, disconnects early, or reads slowly."""
+"""Clients of a soak. They read the whole reply, disconnect early, or read slowly."""
 
 import asyncio
-import ssl
 from dataclasses import dataclass
 from random import Random
-from time import perf_counter
 
+from saccade.bench.load.client import Client
 from saccade.bench.load.client_connection import Connection, ServerAddress
 from saccade.bench.load.client_reply import ReplyReader
 from saccade.bench.soak.soak_requests import SoakRequest
 
-CONNECT_S = 30.0
 SLOW_BYTES, SLOW_S = 2048, 0.05  # a slow reader reads so much, then sleeps so long
 MAX_PIECES = 6  # pieces of a stream that a client reads before it leaves
 AT_ONCE_S = 0.1  # a client that leaves at once does so within this time
@@ -31,100 +29,67 @@ class SoakAnswer:
         return "left" if self.has_left and self.status in (0, 200) else str(self.status or "no answer")
 
 
-class SoakClient:
-    """Sends one request at a time. Requests whose replies are read to the end share a connection."""
+async def send(client: Client, request: SoakRequest) -> SoakAnswer:
+    """Sends a request, one at a time, in its manner. A failure is an answer, not an exception."""
+    data, timeout_s = client.prepare(request.body, request.path), client.target.request_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            match request.manner:
+                case "whole":
+                    return await _whole(client, data)
+                case "slow":
+                    return await _slowly(client.address, data)
+                case "leave":
+                    return await _leave(client.address, data, 1 + request.index % MAX_PIECES, timeout_s)
+                case "leave at once":
+                    return await _leave(client.address, data, 1, Random(request.index).uniform(0, AT_ONCE_S))
+    except TimeoutError:
+        return SoakAnswer(0, problem=f"no end after {timeout_s:g} s")
+    except (OSError, asyncio.IncompleteReadError) as error:
+        return SoakAnswer(0, problem=f"{type(error).__name__}: {error}")
 
-    def __init__(self, address: ServerAddress, api_key: str, timeout_s: float) -> None:
-        self._address, self._timeout_s = address, timeout_s
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._connection: Connection | None = None
 
-    async def send(self, request: SoakRequest) -> SoakAnswer:
-        """Sends a request. A failure is an answer, not an exception."""
-        data = self._address.request("POST", request.path, request.body, self._headers)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                match request.manner:
-                    case "whole":
-                        return await self._whole(data)
-                    case "slow":
-                        return await self._slowly(data)
-                    case "leave":
-                        return await self._leave(data, 1 + request.index % MAX_PIECES, self._timeout_s)
-                    case "leave at once":
-                        return await self._leave(data, 1, Random(request.index).uniform(0, AT_ONCE_S))
-        except TimeoutError:
-            self.close()
-            return SoakAnswer(0, problem=f"no end after {self._timeout_s:g} s")
-        except (OSError, asyncio.IncompleteReadError) as error:
-            self.close()
-            return SoakAnswer(0, problem=f"{type(error).__name__}: {error}")
+async def _whole(client: Client, data: bytes) -> SoakAnswer:
+    reader = ReplyReader()
+    try:
+        await client.exchange_once(data, reader)
+    except ConnectionError as error:
+        return SoakAnswer(reader.status, problem=str(error))
+    outcome = reader.outcome(0, 0.0)
+    return SoakAnswer(reader.status, problem=f"{outcome.error}: {outcome.message}" if outcome.error else "")
 
-    async def get(self, path: str) -> tuple[int, bytes, float]:
-        """Sends a request that is not part of the load. Returns status, body and seconds."""
-        reader = ReplyReader()
-        async with asyncio.timeout(CONNECT_S):
-            connection = await self._usable()
-            begun = perf_counter()
-            await connection.exchange(self._address.request("GET", path, None, self._headers), reader)
-        return reader.status, reader.data, perf_counter() - begun
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+async def _leave(address: ServerAddress, data: bytes, num_pieces: int, wait_s: float) -> SoakAnswer:
+    reader = _Counting(num_pieces)
+    connection = await Connection.open(address)
+    exchange = asyncio.ensure_future(connection.exchange(data, reader))
+    enough = asyncio.ensure_future(reader.enough.wait())
+    try:
+        await asyncio.wait({exchange, enough}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        exchange.cancel()
+        enough.cancel()
+        [ended, _] = await asyncio.gather(exchange, enough, return_exceptions=True)
+        connection.close()
+    problem = str(ended) if isinstance(ended, OSError) else ""
+    return SoakAnswer(reader.status, has_left=True, problem=problem)
 
-    async def _usable(self) -> Connection:
-        if self._connection is None or not self._connection.is_usable:
-            self.close()
-            async with asyncio.timeout(CONNECT_S):
-                self._connection = await Connection.open(self._address)
-        return self._connection
 
-    async def _whole(self, data: bytes) -> SoakAnswer:
-        reader = ReplyReader()
-        connection = await self._usable()
-        try:
-            await connection.exchange(data, reader)
-        except ConnectionError as error:
-            self.close()
-            return SoakAnswer(reader.status, problem=str(error))
-        outcome = reader.outcome(0, 0.0)
-        return SoakAnswer(reader.status, problem=f"{outcome.error}: {outcome.message}" if outcome.error else "")
-
-    async def _leave(self, data: bytes, num_pieces: int, wait_s: float) -> SoakAnswer:
-        reader = _Counting(num_pieces)
-        async with asyncio.timeout(CONNECT_S):
-            connection = await Connection.open(self._address)
-        exchange = asyncio.ensure_future(connection.exchange(data, reader))
-        enough = asyncio.ensure_future(reader.enough.wait())
-        try:
-            await asyncio.wait({exchange, enough}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            exchange.cancel()
-            enough.cancel()
-            [ended, _] = await asyncio.gather(exchange, enough, return_exceptions=True)
-            connection.close()
-        problem = str(ended) if isinstance(ended, OSError) else ""
-        return SoakAnswer(reader.status, has_left=True, problem=problem)
-
-    async def _slowly(self, data: bytes) -> SoakAnswer:
-        """Reads a little at a time, so that the server has to hold back the rest."""
-        address = self._address
-        tls = ssl.create_default_context() if address.is_tls else None
-        stream, writer = await asyncio.open_connection(address.host, address.port, ssl=tls, limit=SLOW_BYTES)
-        try:
-            writer.write(data.replace(b"Accept: */*", b"Accept: */*\r\nConnection: close", 1))
-            words = (await stream.readline()).split()
-            status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-            tail = b""
-            while status == 200 and b"[DONE]" not in tail and (part := await stream.read(SLOW_BYTES)):
-                tail = (tail + part)[-64:]
-                await asyncio.sleep(SLOW_S)
-        finally:
-            writer.transport.abort()
-        is_whole = status != 200 or b"[DONE]" in tail
-        return SoakAnswer(status, problem="" if is_whole else "the stream ended without its final event")
+async def _slowly(address: ServerAddress, data: bytes) -> SoakAnswer:
+    """Reads a little at a time, so that the server has to hold back the rest."""
+    stream, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls, limit=SLOW_BYTES)
+    try:
+        writer.write(data.replace(b"Accept: */*", b"Accept: */*\r\nConnection: close", 1))
+        words = (await stream.readline()).split()
+        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        tail = b""
+        while status == 200 and b"[DONE]" not in tail and (part := await stream.read(SLOW_BYTES)):
+            tail = (tail + part)[-64:]
+            await asyncio.sleep(SLOW_S)
+    finally:
+        writer.transport.abort()
+    is_whole = status != 200 or b"[DONE]" in tail
+    return SoakAnswer(status, problem="" if is_whole else "the stream ended without its final event")
 
 
 class _Counting(ReplyReader):

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from saccade.bench.load.client_connection import ServerAddress
 from saccade.bench.load.startup_server import LaunchedServer
-from saccade.bench.soak.soak_run import Soak, SoakReport
+from saccade.bench.soak.soak_run import Soak
 from saccade.bench.soak.soak_samples import listener
 from saccade.bench.soak.soak_settings import SoakSettings
-from saccade.bench.soak.soak_verdict import shown
+from saccade.bench.soak.soak_verdict import SoakReport, shown
 from saccade.errors import ConfigError
 from saccade.terminal import check_file, print_table, stages, write_json
 
@@ -41,7 +41,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
 
 def print_soak(report: SoakReport, console: Console) -> None:
     answers = Table("requests", "answers", title="every answer by kind")
-    for kind, outcomes in report.answers.items():
+    for kind, outcomes in sorted(report.answers.items()):
         answers.add_row(kind, ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items())))
     print_table(console, answers)
     held = Table("when idle", *HELD, title="resources of the server")
@@ -83,5 +83,5 @@ def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None])
     with server:
         report = asyncio.run(Soak(server.url, settings, server.pid, say).run())
         if server.has_ended:
-            report.problems.append("the server has exited; its last lines:\n" + "\n".join(server.last))
+            report.problems.append("the server has exited; its last lines:\n" + server.last_lines)
     return report

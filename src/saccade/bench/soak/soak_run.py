@@ -5,21 +5,21 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 from threading import current_thread, main_thread
-from time import monotonic
+from time import monotonic, perf_counter
 
 import orjson
 
-from saccade.bench.load.client_connection import ServerAddress
-from saccade.bench.soak.soak_client import CONNECT_S, SoakClient
+from saccade.bench.load.client import ASK_S, Client
+from saccade.bench.load.load_settings import TargetSettings
+from saccade.bench.soak.soak_client import send
 from saccade.bench.soak.soak_files import image_sizes
 from saccade.bench.soak.soak_requests import SoakTarget, make_request
 from saccade.bench.soak.soak_samples import BUSY, FILES, is_idle, metric_figures, process_figures
 from saccade.bench.soak.soak_settings import WARM_UP, SoakSettings
-from saccade.bench.soak.soak_verdict import ResourceVerdict, Tally, Unexpected, judge_resources
+from saccade.bench.soak.soak_verdict import SoakReport, Unexpected, judge_resources
 from saccade.errors import ConfigError
 
 HEALTH_S = 0.2  # between two probes
@@ -31,37 +31,14 @@ LATENCIES = 10_000  # kept for the median
 DEFAULT_LEN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SoakReport:
-    seconds: float
-    is_interrupted: bool
-    seed: int
-    model: str
-    requests: int
-    answers: dict[str, dict[str, int]]
-    image_sizes: int
-    num_unexpected: int
-    unexpected: list[Unexpected]
-    resources: list[ResourceVerdict]
-    idle_moments: int
-    health_median_ms: float
-    health_largest_ms: float
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        are_flat = all(resource.is_flat is not False for resource in self.resources)
-        return are_flat and not self.num_unexpected and not self.problems
-
-
 class Soak:
     """One run against one server. `pid` is the server's process, if it is on this machine."""
 
     def __init__(self, url: str, settings: SoakSettings, pid: int | None, say: Callable[[str], None]) -> None:
         self._settings, self._pid, self._say = settings, pid, say
-        self._url, self._address = url, ServerAddress.of(url)
-        self._watcher, self._prober, self._looker = self._client(), self._client(), self._client()
-        self._tally = Tally()
+        key, timeout_s = settings.api_key, settings.request_timeout_s
+        self._target = TargetSettings(base_url=url, api_key=key, request_timeout_s=timeout_s)
+        self._report = SoakReport(seed=settings.seed, model="")
         self._indices = count()
         self._sizes: set[tuple[int, int]] = set()
         self._start: dict[str, float] = {}
@@ -69,8 +46,6 @@ class Soak:
         self._idle_at: list[float] = []
         self._peaks: dict[str, float] = {}
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
-        self._largest_s = 0.0
-        self._problems: list[str] = []
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -79,45 +54,46 @@ class Soak:
 
     async def run(self) -> SoakReport:
         """Runs until the time is up, a problem is found, or Ctrl-C."""
-        target = await self._describe()
+        async with Client(self._target) as watcher:
+            return await self._run(watcher)
+
+    async def _run(self, watcher: Client) -> SoakReport:
+        target = await self._describe(watcher)
+        self._report.model = target.model
         loop = asyncio.get_running_loop()
         hears_signals = current_thread() is main_thread()
         if hears_signals:
             loop.add_signal_handler(signal.SIGINT, self.stop)
-        self._start = await self._figures(self._watcher)
+        self._start = await self._figures(watcher)
         self._begun = monotonic()
-        watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
+        watching = [asyncio.create_task(self._probe(watcher)), asyncio.create_task(self._look())]
         try:
             while self._left_s() > 0 and not self._is_over():
                 await self._load(target)
-                await self._rest()
+                await self._rest(watcher)
         finally:
             if hears_signals:
                 loop.remove_signal_handler(signal.SIGINT)
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-            for client in (self._watcher, self._prober, self._looker):
-                client.close()
-        return self._report(target)
-
-    def _client(self) -> SoakClient:
-        return SoakClient(self._address, self._settings.api_key, self._settings.request_timeout_s)
+        self._finish()
+        return self._report
 
     def _left_s(self) -> float:
         return self._begun + self._settings.seconds - monotonic()
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or bool(self._problems) or self._tally.num_unexpected > MAX_UNEXPECTED
+        return self._stop.is_set() or bool(self._report.problems) or self._report.num_unexpected > MAX_UNEXPECTED
 
-    async def _describe(self) -> SoakTarget:
+    async def _describe(self, watcher: Client) -> SoakTarget:
         try:
-            status, body, _ = await self._watcher.get("/v1/models")
+            status, body = await watcher.ask("GET", "/v1/models")
             [card, *_] = orjson.loads(body)["data"]
             told = card.get("capabilities")
         except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
             raise ConfigError(
-                f"{self._url} does not answer /v1/models like an OpenAI server (--url, --api-key)"
+                f"{self._target.url} does not answer /v1/models like an OpenAI server (--url, --api-key)"
             ) from None
         if status != 200:
             raise ConfigError(f"/v1/models was answered with {status} (--api-key)")
@@ -144,31 +120,28 @@ class Soak:
                 raise result
 
     async def _work(self, target: SoakTarget, end: float) -> None:
-        client = self._client()
-        try:
+        async with Client(self._target) as client:
             while monotonic() < end and not self._is_over():
                 index = next(self._indices)
                 request = await asyncio.to_thread(make_request, self._settings.seed, index, target)
                 self._sizes.update(request.sizes)
-                self._tally.note(request, await client.send(request))
-        finally:
-            client.close()
+                self._report.note(request, await send(client, request))
 
-    async def _rest(self) -> None:
+    async def _rest(self, watcher: Client) -> None:
         """Waits until the server is idle, and records its resources."""
         deadline = monotonic() + IDLE_S
-        figures = await self._figures(self._watcher)
+        figures = await self._figures(watcher)
         while not self._is_idle(figures) and not self._stop.is_set():
             if monotonic() > deadline:
                 held = ", ".join(f"{name} {figures.get(name, 'unknown')}" for name in BUSY if figures.get(name) != 0)
-                self._problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
+                self._report.problems.append(f"the server is not idle {IDLE_S:g} s after the last request: {held}")
                 return
             await asyncio.sleep(POLL_S)
-            figures = await self._figures(self._watcher)
+            figures = await self._figures(watcher)
         if self._stop.is_set():
             return
         await asyncio.sleep(SETTLE_S)
-        self._idle.append(await self._figures(self._watcher))
+        self._idle.append(await self._figures(watcher))
         self._idle_at.append(monotonic() - self._begun)
         self._say(self._progress())
 
@@ -176,11 +149,11 @@ class Soak:
         """A server that is too busy to report its load is not idle."""
         return is_idle(figures) and all(name in figures for name in BUSY if name in self._peaks)
 
-    async def _figures(self, client: SoakClient) -> dict[str, float]:
+    async def _figures(self, client: Client) -> dict[str, float]:
         """Reads the current figures, without those that are unavailable."""
         found = {} if self._pid is None else await asyncio.to_thread(process_figures, self._pid)
         with suppress(OSError, TimeoutError, ValueError):
-            status, body, _ = await client.get("/metrics")
+            status, body = await client.ask("GET", "/metrics")
             if status == 200:
                 found |= await asyncio.to_thread(metric_figures, body.decode())
         for name, value in found.items():
@@ -191,56 +164,45 @@ class Soak:
         """Reads figures under load, for the peaks. Closes its connection, which would count at idle moments."""
         while True:
             await asyncio.sleep(self._settings.look_s)
-            await self._figures(self._looker)
-            self._looker.close()
+            async with Client(self._target) as looker:
+                await self._figures(looker)
 
-    async def _probe(self) -> None:
+    async def _probe(self, watcher: Client) -> None:
         """Asks for /health all the time. It must answer, whatever the load."""
         while True:
+            begun = perf_counter()
             try:
-                status, body, seconds = await self._prober.get("/health")
+                status, body = await watcher.ask("GET", "/health")
                 problem = "" if status == 200 else body.decode("utf-8", "replace")[:200]
-            except (OSError, TimeoutError) as error:
-                self._prober.close()
-                status, seconds, problem = 0, 0.0, f"{type(error).__name__}: no answer within {CONNECT_S:g} s"
+            except OSError as error:
+                status, problem = 0, f"{type(error).__name__}: {str(error) or f'no answer within {ASK_S:g} s'}"
+            seconds = perf_counter() - begun
             if problem:
-                self._tally.note_unexpected(Unexpected(-1, "GET /health", status, problem))
+                self._report.note_unexpected(Unexpected(-1, "GET /health", status, problem))
             else:
                 self._latencies.append(seconds)
-                self._largest_s = max(self._largest_s, seconds)
+                self._report.health_largest_ms = max(self._report.health_largest_ms, 1e3 * seconds)
             await asyncio.sleep(HEALTH_S)
 
     def _progress(self) -> str:
-        figures = self._idle[-1]
+        figures, report = self._idle[-1], self._report
         memory = sum(value for name, value in figures.items() if name.startswith("RSS")) / 2**20
         held = f"{memory:.0f} MiB, " if memory else ""
         files = f"{figures[FILES]:g} files, " if FILES in figures else ""
         return (
-            f"{max(0.0, self._left_s()) / 60:.1f} minutes left: {self._tally.num_requests} requests, "
-            f"{self._tally.num_unexpected} unexpected, {held}{files}/health {1e3 * self._largest_s:.0f} ms at most"
+            f"{max(0.0, self._left_s()) / 60:.1f} minutes left: {report.requests} requests, "
+            f"{report.num_unexpected} unexpected, {held}{files}/health {report.health_largest_ms:.0f} ms at most"
         )
 
-    def _report(self, target: SoakTarget) -> SoakReport:
-        seconds = monotonic() - self._begun
-        warm_s = WARM_UP * min(seconds, self._settings.seconds)
+    def _finish(self) -> None:
+        report, settings = self._report, self._settings
+        report.seconds = monotonic() - self._begun
+        report.is_interrupted = self._stop.is_set()
+        report.image_sizes = len(self._sizes)
+        warm_s = WARM_UP * min(report.seconds, settings.seconds)
         warm = [figures for figures, at_s in zip(self._idle, self._idle_at, strict=True) if at_s >= warm_s]
-        settings = self._settings
-        resources = judge_resources(
+        report.idle_moments = len(warm)
+        report.resources = judge_resources(
             self._start, warm, self._peaks, settings.rss_allowance_mib, is_gpu_shared=settings.gpu_is_shared
         )
-        return SoakReport(
-            seconds=seconds,
-            is_interrupted=self._stop.is_set(),
-            seed=self._settings.seed,
-            model=target.model,
-            requests=self._tally.num_requests,
-            answers=dict(sorted(self._tally.answers.items())),
-            image_sizes=len(self._sizes),
-            num_unexpected=self._tally.num_unexpected,
-            unexpected=self._tally.unexpected,
-            resources=resources,
-            idle_moments=len(warm),
-            health_median_ms=1e3 * median(self._latencies) if self._latencies else 0.0,
-            health_largest_ms=1e3 * self._largest_s,
-            problems=self._problems,
-        )
+        report.health_median_ms = 1e3 * median(self._latencies) if self._latencies else 0.0

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from saccade.bench.load.metrics_text import family_and_labels, parse_metrics
 from saccade.bench.soak.soak_gpu import gpu_bytes_of
 
 PROC = Path("/proc")
@@ -56,11 +55,12 @@ def process_figures(root: int, proc: Path = PROC) -> dict[str, float]:
 def metric_figures(text: str) -> dict[str, float]:
     """Figures from a server's /metrics, without those that it does not have."""
     sums, num_blocks = dict[str, float](), 0.0
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-            if sample.name.endswith(":cache_config_info") and sample.labels.get("num_gpu_blocks", "").isdecimal():
-                num_blocks = float(sample.labels["num_gpu_blocks"])
+    for samples in parse_metrics(text):
+        for name, value in samples.items():
+            family, labels = family_and_labels(name)
+            sums[family] = sums.get(family, 0.0) + value
+            if family.endswith(":cache_config_info") and labels.get("num_gpu_blocks", "").isdecimal():
+                num_blocks = float(labels["num_gpu_blocks"])
     found = {name: sums[known] for name, names in _NAMES.items() for known in names if known in sums}
     usage = next((sums[name] for name in _USAGES if name in sums), None)
     return found if usage is None else found | {BLOCKS: usage * (num_blocks or 1.0)}

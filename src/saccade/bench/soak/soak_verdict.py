@@ -1,4 +1,4 @@
-"""The verdicts of a soak: pure functions of answers and samples."""
+"""The report of a soak, and its verdicts: pure functions of answers and samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,15 +48,32 @@ class ResourceVerdict:
     is_flat: bool | None
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts answers by kind and outcome. Keeps only the first unexpected ones."""
+@dataclass(slots=True, kw_only=True)
+class SoakReport:
+    """What was found so far. `answers` counts them by kind and outcome; `unexpected` has the first few."""
 
+    seed: int
+    model: str
+    seconds: float = 0.0
+    is_interrupted: bool = False
+    requests: int = 0
     answers: dict[str, dict[str, int]] = field(default_factory=dict)
+    image_sizes: int = 0
     num_unexpected: int = 0
     unexpected: list[Unexpected] = field(default_factory=list)
+    resources: list[ResourceVerdict] = field(default_factory=list)
+    idle_moments: int = 0
+    health_median_ms: float = 0.0
+    health_largest_ms: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        are_flat = all(resource.is_flat is not False for resource in self.resources)
+        return are_flat and not self.num_unexpected and not self.problems
 
     def note(self, request: SoakRequest, answer: SoakAnswer) -> None:
+        self.requests += 1
         kinds = self.answers.setdefault(request.kind, {})
         kinds[answer.outcome] = kinds.get(answer.outcome, 0) + 1
         if (why := judge(request, answer)) is not None:
@@ -66,10 +83,6 @@ class Tally:
         self.num_unexpected += 1
         if len(self.unexpected) < MAX_SHOWN:
             self.unexpected.append(one)
-
-    @property
-    def num_requests(self) -> int:
-        return sum(sum(kinds.values()) for kinds in self.answers.values())
 
 
 def judge(request: SoakRequest, answer: SoakAnswer) -> str | None:
