@@ -44,16 +44,20 @@ def _system(system: Any) -> str | list[dict[str, Any]]:
         return system
     if not isinstance(system, list):
         raise wrong("it must be a string or a list of text blocks", "system")
-    return [_text_part(block, f"system[{i}]", _kind(block, f"system[{i}]")) for i, block in enumerate(system)]
+    return _texts(system, "system")
+
+
+def _texts(blocks: list[Any], at: str) -> list[dict[str, Any]]:
+    return [_text_part(block, f"{at}[{i}]", _kind(block, f"{at}[{i}]")) for i, block in enumerate(blocks)]
 
 
 def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
     if not isinstance(message, dict):
         raise wrong("a message must be an object with role and content", at)
-    adders: dict[Any, Callable[[ChatBuilder, list[Any], str], None]] = {"user": _add_user, "assistant": _add_assistant}
-    add = adders.get(message.get("role")) if isinstance(message.get("role"), str) else None
+    role = message.get("role")
+    add = _ADDERS.get(role) if isinstance(role, str) else None
     if add is None:
-        raise wrong("it must be user or assistant; a system prompt goes into system", f"{at}.role")
+        raise wrong("it must be user, assistant or system", f"{at}.role")
     content = message.get("content")
     if isinstance(content, str):
         builder.add({"role": message["role"], "content": content}, f"{at}.content")
@@ -61,6 +65,11 @@ def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
         add(builder, content, f"{at}.content")
     else:
         raise wrong("it must be a string or a list of blocks", f"{at}.content")
+
+
+def _add_system(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
+    """An instruction inside the conversation."""
+    builder.add({"role": "system", "content": _texts(blocks, at)}, at)
 
 
 def _add_user(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
@@ -117,6 +126,13 @@ def _add_assistant(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
     if calls:
         message["tool_calls"] = calls
     builder.add(message, at)
+
+
+_ADDERS: dict[str, Callable[[ChatBuilder, list[Any], str], None]] = {
+    "user": _add_user,
+    "assistant": _add_assistant,
+    "system": _add_system,
+}
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
