@@ -309,7 +309,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None}]}]},
         "messages[0].content[0].image_url",
     ),
-    (CHAT, {"stop": ["a"] * 5}, "stop"),
+    (CHAT, {"stop": ["a"] * 17}, "stop"),
     (CHAT, {"stop": [5]}, "stop[0]"),
     (CHAT, {"stop": 5}, "stop"),
     (CHAT, {"stream_options": 5}, "stream_options"),
@@ -346,7 +346,7 @@ def test_errors_state_the_servers_limits(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     hello = {"messages": [{"role": "user", "content": "hi"}]}
     assert "1..16" in error_of(asyncio.run(caller.post(CHAT, {**hello, "n": 0})), 400)["message"]
-    assert asyncio.run(caller.post(CHAT, {**hello, "stop": ["a"] * 4})).status == 200
+    assert asyncio.run(caller.post(CHAT, {**hello, "stop": ["a"] * 16})).status == 200
     huge = error_of(asyncio.run(caller.post(CHAT, {**hello, "regex": "(a{1000}){1000}{1000}"})), 400)
     assert huge["code"] == "grammar_too_large"
 
