@@ -163,6 +163,21 @@ def test_conversations_give_the_same_prompts_as_chat_completions(serve: Serve) -
     assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
 
 
+def test_conversations_of_claude_code_share_their_system_prompt(serve: Serve) -> None:
+    service, engine = serve()
+    for build in ("123", "4f5"):
+        billing = {
+            "type": "text",
+            "text": f"x-anthropic-billing-header: cc_version=2.1.197.{build}; cc_entrypoint=cli;",
+        }
+        create(service, system=[billing, {"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}])
+    create(service, system=[{"type": "text", "text": "be brief"}])
+    create(service, system=[billing])
+    create(service)
+    one, other, plain, *none = [prompt.token_ids.tolist() for prompt, _, _ in engine.seen]
+    assert one == other == plain and none[0] == none[1] != plain
+
+
 def test_sampling_fields_and_tool_choices_mean_the_same_as_in_chat_completions(serve: Serve) -> None:
     service, engine = serve()
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -264,7 +279,7 @@ def test_a_call_that_is_cut_off_is_still_a_block(serve: Serve) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"thinking": {"type": "always"}}, "thinking.type"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers"),

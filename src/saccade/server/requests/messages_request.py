@@ -15,14 +15,17 @@ NAMES = (
     (r"response_format.*", "output_config.format"),
     (r"continue_final_message", "messages"),
 )
+# Claude Code's first block, which is not for the model. It differs between conversations, so their system prompts would
+# share nothing in the prefix cache.
+_BILLING = "x-anthropic-billing-header:"
 _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
 
 
 def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat:
     """`has_reasoning`: the server separates reasoning from the text, so it can return thinking."""
     builder = ChatBuilder()
-    if asked.system:
-        builder.add({"role": "system", "content": _system(asked.system)}, "system")
+    if system := _system(asked.system):
+        builder.add({"role": "system", "content": system}, "system")
     for i, message in enumerate(asked.messages):
         _add_message(builder, message, f"messages[{i}]")
     is_continued = bool(asked.messages) and asked.messages[-1]["role"] == "assistant"
@@ -40,11 +43,11 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
 
 
 def _system(system: Any) -> str | list[dict[str, Any]]:
-    if isinstance(system, str):
-        return system
+    if not system or isinstance(system, str):
+        return system or ""
     if not isinstance(system, list):
         raise wrong("it must be a string or a list of text blocks", "system")
-    return _texts(system, "system")
+    return [part for part in _texts(system, "system") if not part["text"].startswith(_BILLING)]
 
 
 def _texts(blocks: list[Any], at: str) -> list[dict[str, Any]]:
