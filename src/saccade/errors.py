@@ -34,6 +34,13 @@ class RequestError(SaccadeError):
         self.status = status
 
 
+def too_long(problem: str, max_model_len: int, *, has_answer: bool, param: str) -> RequestError:
+    """In these words clients find out that they must shorten the conversation, or take another model."""
+    answer = ", the answer included" if has_answer else ""
+    limit = f"this model's maximum context length is {max_model_len} tokens{answer} (--max-model-len)"
+    return RequestError(f"{problem}; {limit}", param=param, code="context_length_exceeded")
+
+
 class CapacityError(SaccadeError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

@@ -525,7 +525,9 @@ class TestSurvival:
     def test_bad_requests_are_refused_and_leave_nothing_behind(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_model_len=64))
-        with pytest.raises(RequestError, match="prompt has 70 tokens; with room for an answer the limit is 63"):
+        with pytest.raises(
+            RequestError, match="prompt has 70 tokens; this model's maximum context length is 64 tokens"
+        ):
             engine.add("long", text_prompt([5] * 70), GREEDY)
         with pytest.raises(RequestError, match=r"token ids outside 0\.\.119"):
             engine.add("ids", text_prompt([5, 120]), GREEDY)

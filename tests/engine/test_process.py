@@ -227,7 +227,7 @@ def test_bad_requests_are_refused_while_others_continue(shared: Shared) -> None:
     assert all(ends(deltas) == {0: "length"} for deltas in good)
     assert isinstance(too_long, RequestError)
     assert (too_long.param, too_long.code) == ("prompt", "context_length_exceeded")
-    assert str(too_long) == "prompt has 400 tokens; with room for an answer the limit is 399 (--max-model-len)"
+    assert str(too_long).startswith("prompt has 400 tokens; this model's maximum context length is 400 tokens, ")
     assert isinstance(out_of_range, RequestError) and out_of_range.param == "prompt" and out_of_range.code is None
     assert isinstance(no_tokens, RequestError) and "the prompt is empty" in str(no_tokens)
 

@@ -204,7 +204,8 @@ class TestLimits:
             (make_request("a", ()), "the prompt is empty; at least one token is needed"),
             (
                 make_request("a", text(64)),
-                "prompt has 64 tokens; with room for an answer the limit is 63 (--max-model-len)",
+                "prompt has 64 tokens; this model's maximum context length is 64 tokens, the answer included "
+                "(--max-model-len)",
             ),
             (
                 make_request("a", text(33)),

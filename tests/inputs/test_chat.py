@@ -607,3 +607,18 @@ def test_only_tags_of_the_template_are_tags() -> None:
     assert set(found.tags) == {"<think>", "<answer>", "[TOOL]"}
     assert found.special_ids.isdisjoint(tokenizer.token_to_id(tag) for tag in found.tags), "decoded, they are text"
     assert found.decode(found.encode("<think>")) == "<think>"
+
+
+def test_results_of_parallel_calls_come_in_the_order_of_the_calls(folders: dict[str, Path]) -> None:
+    """Clients send first what was ready first; Qwen's template leaves out the ids that say which is which."""
+    processor = Processor.from_folder(folders["qwen3"])
+    assert processor.template is not None
+    calls = [CALL | {"id": name} for name in ("c1", "c2", "c3")]
+    asked: list[dict[str, Any]] = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("c3", "c1", "c2")]
+    again = [{"role": "assistant", "content": "", "tool_calls": calls[:1]}, {"role": "tool", "content": "no id"}]
+    text = processor.template.render([{"role": "user", "content": "x"}, *asked, *results, *again]).text
+    assert re.findall(r"<tool_response>\n(.*)\n</tool_response>", text) == ["of c1", "of c2", "of c3", "no id"]
+    with pytest.raises(RequestError) as found:
+        processor.template.render([{"role": "user", "content": "x"}, *asked, results[0], results[1] | {"content": 5}])
+    assert found.value.param == "messages[3].content"

@@ -77,7 +77,7 @@ def test_images_that_can_never_fit_the_context_are_not_decoded(bounded: Processo
     service = service_for(FakeEngine(bounded, max_model_len=100))
     error = error_of(asyncio.run(Caller(service).post(CHAT, {"messages": talk((300, 300), (300, 300))})), 400)
     assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
-    assert "the images and videos alone have 128 tokens" in error["message"] and "99" in error["message"]
+    assert "the images and videos alone have 128 tokens" in error["message"] and " 100 " in error["message"]
 
 
 def test_decoded_images_count_as_memory(bounded: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +170,17 @@ def test_a_prompt_longer_than_the_context_can_still_be_counted(scripted: Scripte
     assert asyncio.run(caller.post(f"{CHAT}/render", {"messages": messages})).json["count"] > 512
     error = error_of(asyncio.run(caller.post(CHAT, {"messages": messages})), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_clients_find_the_words_by_which_they_know_that_a_prompt_is_too_long(scripted: Scripted) -> None:
+    """LiteLLM then takes another model, Claude Code and opencode shorten the conversation."""
+    caller, _, _ = scripted()
+    for text in ("quick brown fox " * 300, "x" * 10**5):
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
+        for path in (CHAT, "/v1/messages"):
+            message = error_of(asyncio.run(caller.post(path, body)), 400)["message"]
+            assert "this model's maximum context length is 512 tokens" in message
+            assert message.startswith("prompt is too long: ") == (path == "/v1/messages")
 
 
 def test_prompts_and_outputs_are_bounded_together(processor: Processor) -> None:
@@ -298,7 +309,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None}]}]},
         "messages[0].content[0].image_url",
     ),
-    (CHAT, {"stop": ["a"] * 5}, "stop"),
+    (CHAT, {"stop": ["a"] * 17}, "stop"),
     (CHAT, {"stop": [5]}, "stop[0]"),
     (CHAT, {"stop": 5}, "stop"),
     (CHAT, {"stream_options": 5}, "stream_options"),
@@ -335,7 +346,7 @@ def test_errors_state_the_servers_limits(scripted: Scripted) -> None:
     caller, _, _ = scripted()
     hello = {"messages": [{"role": "user", "content": "hi"}]}
     assert "1..16" in error_of(asyncio.run(caller.post(CHAT, {**hello, "n": 0})), 400)["message"]
-    assert asyncio.run(caller.post(CHAT, {**hello, "stop": ["a"] * 4})).status == 200
+    assert asyncio.run(caller.post(CHAT, {**hello, "stop": ["a"] * 16})).status == 200
     huge = error_of(asyncio.run(caller.post(CHAT, {**hello, "regex": "(a{1000}){1000}{1000}"})), 400)
     assert huge["code"] == "grammar_too_large"
 

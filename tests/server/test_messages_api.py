@@ -141,6 +141,8 @@ def test_conversations_give_the_same_prompts_as_chat_completions(serve: Serve) -
                 {"type": "text", "text": "and now?"},
             ],
         },
+        {"role": "system", "content": "be quick"},  # as Claude Code does
+        {"role": "system", "content": [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]},
     ]
     create(service, messages=messages, system=[{"type": "text", "text": "be brief"}], tools=TOOLS)
     call = {"id": "toolu_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -152,11 +154,28 @@ def test_conversations_give_the_same_prompts_as_chat_completions(serve: Serve) -
         {"role": "tool", "tool_call_id": "toolu_1", "content": [{"type": "text", "text": "3"}]},
         {"role": "tool", "tool_call_id": "toolu_1", "content": "4"},
         {"role": "user", "content": [{"type": "text", "text": "and now?"}]},
+        {"role": "system", "content": "be quick"},
+        {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
     ]
     assert posted(service, CHAT, {"messages": chat, "tools": CHAT_TOOLS}).status == 200
     [one, other] = [prompt for prompt, _, _ in engine.seen]
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
+
+
+def test_conversations_of_claude_code_share_their_system_prompt(serve: Serve) -> None:
+    service, engine = serve()
+    for build in ("123", "4f5"):
+        billing = {
+            "type": "text",
+            "text": f"x-anthropic-billing-header: cc_version=2.1.197.{build}; cc_entrypoint=cli;",
+        }
+        create(service, system=[billing, {"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}])
+    create(service, system=[{"type": "text", "text": "be brief"}])
+    create(service, system=[billing])
+    create(service)
+    one, other, plain, *none = [prompt.token_ids.tolist() for prompt, _, _ in engine.seen]
+    assert one == other == plain and none[0] == none[1] != plain
 
 
 def test_sampling_fields_and_tool_choices_mean_the_same_as_in_chat_completions(serve: Serve) -> None:
@@ -165,6 +184,7 @@ def test_sampling_fields_and_tool_choices_mean_the_same_as_in_chat_completions(s
         ({"temperature": 0.5, "top_p": 0.5, "top_k": 3}, {"temperature": 0.5, "top_p": 0.5, "top_k": 3}),
         ({"stop_sequences": ["a"]}, {"stop": ["a"]}),
         ({"tools": TOOLS, "tool_choice": {"type": "auto"}}, {"tools": CHAT_TOOLS}),
+        ({"tools": [TOOLS[0] | {"name": "n" * 128}]}, {"tools": CHAT_TOOLS}),
         ({"tools": TOOLS, "tool_choice": {"type": "any"}}, {"tools": CHAT_TOOLS, "tool_choice": "required"}),
         (
             {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
@@ -242,7 +262,8 @@ def test_a_call_that_is_cut_off_is_still_a_block(serve: Serve) -> None:
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [*HELLO, {"role": "system", "content": [{"type": "image"}]}]}, "messages[1].content[0]"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
@@ -258,7 +279,7 @@ def test_a_call_that_is_cut_off_is_still_a_block(serve: Serve) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"thinking": {"type": "always"}}, "thinking.type"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers"),

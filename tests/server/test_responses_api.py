@@ -10,6 +10,7 @@ import pytest
 
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
+from saccade.inputs.text.chat_template import ChatTemplate
 from saccade.server.response_store import EMPTY_CONVERSATION, ResponseStore
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
@@ -176,6 +177,7 @@ def test_fields_mean_the_same_as_in_chat_completions(serve: Serve) -> None:
         ),
         ({"tools": TOOLS, "tool_choice": "none"}, {"tools": CHAT_TOOLS, "tool_choice": "none"}),
         ({"tools": [], "store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, {}),
+        ({"tools": [{"type": "web_search"}], "include": ["web_search_call.action.sources"]}, {}),
     ]
     for ours, chat in pairs:
         for path, fields in (
@@ -212,6 +214,70 @@ def test_thinking_can_be_switched_off(serve: Serve) -> None:
     posted(service, CHAT, chat)
     assert said(engine) == ours
     assert create(service, reasoning={"effort": "high"}).reasoning.effort == "high"
+
+
+def test_codex_can_call_a_tool_of_a_namespace_and_offer_a_web_search(
+    serve: Serve, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codex's request, shortened: it groups tools, and says of which group the called one is."""
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}"
+    monkeypatch.setattr(processor, "template", ChatTemplate(template))
+    service, engine = serve(
+        saying('<tool_call>\n{"name": "agents__close", "arguments": {"a": 1}}\n</tool_call>'), strict=True
+    )
+    close = {"type": "function", "name": "close", "strict": False, "parameters": SCHEMA}
+    spawn = close | {"name": "spawn"}
+    group = {"type": "namespace", "name": "agents", "description": "d", "tools": [close, spawn]}
+    search = {"type": "web_search", "external_web_access": True}
+    fields: Any = {
+        "tools": [*TOOLS, group, search],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+    }
+    item = {"type": "function_call", "call_id": "c1", "name": "close", "namespace": "agents", "arguments": "{}"}
+    items = [{"role": "user", "content": "x"}, item, {"type": "function_call_output", "call_id": "c1", "output": "ok"}]
+    whole = posted(service, RESPONSES, {"input": items, **fields})
+    prompt = said(engine)
+    assert prompt.count('"agents__close"') == 2 and '"agents__spawn"' in prompt and "web_search" not in prompt
+    [call] = whole.json["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("close", "agents", '{"a": 1}')
+    assert whole.json["tools"] == [*TOOLS, group] and "tools.web_search" in whole.headers["x-ignored-fields"]
+
+    async def use(client: openai.AsyncOpenAI) -> list[Any]:
+        return [event async for event in await client.responses.create(model="m", input="x", stream=True, **fields)]
+
+    events = with_openai(service, use)
+    told = [event.item for event in events if event.type.startswith("response.output_item")]
+    assert [(item.name, item.namespace) for item in told] == [("close", "agents")] * 2
+    create(service, **fields | {"tool_choice": {"type": "function", "name": "spawn", "namespace": "agents"}})
+    grammar = engine.seen[-1][1].grammar
+    assert grammar is not None and "agents__spawn" in grammar.text and "agents__close" not in grammar.text
+
+
+def test_items_of_stored_answers_can_be_referred_to(serve: Serve) -> None:
+    """Vercel's AI SDK sends the ids of what it got, unless told not to store anything."""
+    service, engine = serve(
+        saying(THOUGHTFUL), response_store_bytes=10**6, reasoning_parser="qwen3", api_key=("a", "b")
+    )
+
+    def ask(items: list[Any], key: str = "a", **fields: Any) -> Any:
+        body = {"input": items, "tools": TOOLS, **fields}
+        return asyncio.run(Caller(service).post(RESPONSES, body, authorization=f"Bearer {key}"))
+
+    user = {"role": "user", "content": "one"}
+    output = ask([user]).json["output"]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "3"}
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    assert ask([user, *references, result]).status == 200
+    referred = said(engine)
+    assert ask([user, *output, result], store=False).status == 200
+    assert said(engine) == referred and "Let me see." in referred
+    for key, reference in (("b", references[0]), ("a", {"type": "item_reference", "id": "msg_1"})):
+        refusal = ask([user, reference], key)
+        assert refusal.status == 404 and refusal.json["error"]["param"] == "input[1]"
 
 
 def test_a_stored_conversation_can_be_continued(serve: Serve) -> None:
@@ -346,7 +412,14 @@ def test_failed_requests_are_not_stored(serve: Serve) -> None:
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"metadata": {"a": 5}}, "metadata.a"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0]"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [*TOOLS, TOOLS[0] | {"name": "a b"}]}]},
+            "tools[0].tools[1]",
+        ),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a", "parameters": 5}]}, "tools[0].parameters"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),

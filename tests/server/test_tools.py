@@ -319,7 +319,7 @@ def test_an_invalid_tool_choice_is_refused(choice: Any) -> None:
         [{"type": "function"}],
         [{"type": "function", "function": {"name": ""}}],
         [{"type": "function", "function": {"name": 'a", "x'}}],
-        [{"type": "function", "function": {"name": "a" * 65}}],
+        [{"type": "function", "function": {"name": "a" * 129}}],
         [{"type": "function", "function": {"name": "a", "parameters": [1]}}],
         [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}],
         [TOOLS[0], TOOLS[0]],

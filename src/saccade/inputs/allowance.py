@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.errors import RequestError
+from saccade.errors import RequestError, too_long
 
 
 class StopWorkError(Exception):
@@ -39,9 +39,8 @@ class Allowance:
             raise self.too_long(problem, param)
 
     def too_long(self, problem: str, param: str) -> RequestError:
-        room = "with room for an answer " if self.has_answer else ""
-        limit = f"{room}the limit is {self.max_tokens} tokens (--max-model-len)"
-        return RequestError(f"{problem}; {limit}", param=param, code="context_length_exceeded")
+        assert self.max_tokens is not None, "without a limit nothing is too long"
+        return too_long(problem, self.max_tokens + self.has_answer, has_answer=self.has_answer, param=param)
 
 
 ANYTHING = Allowance()

@@ -9,7 +9,7 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import Span
 from saccade.choice.catalogue import Catalogue
-from saccade.errors import CapacityError, RequestError
+from saccade.errors import CapacityError, RequestError, too_long
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.positions import FeatureRows
 from saccade.scheduling.request import Request, RequestQueue
@@ -112,14 +112,15 @@ def output_shift(prompt: Prompt) -> int:
 def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, encoder: EncoderIndex) -> None:
     """Raises unless the request could run alone."""
     num_prompt = len(request.prompt_ids)
-    longest = settings.max_model_len - (request.params.max_tokens != 0)
+    has_answer = request.params.max_tokens != 0
     if num_prompt == 0:
         raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
-    if num_prompt > longest:
-        room = "with room for an answer " if longest < settings.max_model_len else ""
-        raise _too_long(num_prompt, f"{room}the limit is {longest} (--max-model-len)")
+    problem = f"prompt has {num_prompt} tokens"
+    if num_prompt + has_answer > settings.max_model_len:
+        raise too_long(problem, settings.max_model_len, has_answer=has_answer, param="prompt")
     if num_prompt > pool.num_tokens:
-        raise _too_long(num_prompt, f"the KV cache has room for {pool.num_tokens} (--gpu-memory-utilization)")
+        limit = f"the KV cache has room for {pool.num_tokens} (--gpu-memory-utilization)"
+        raise RequestError(f"{problem}; {limit}", param="prompt", code="context_length_exceeded")
     for span in request.spans:
         num_rows, step = request.media_rows[span.media_idx], settings.max_num_batched_tokens
         if num_rows > encoder.max_rows:
@@ -147,10 +148,6 @@ def check_queue(
             f"the limit is {settings.max_queued_tokens} (--max-queued-tokens)"
         )
         raise CapacityError(full, retry_after_s=settings.retry_after_s)
-
-
-def _too_long(num_tokens: int, limit: str) -> RequestError:
-    return RequestError(f"prompt has {num_tokens} tokens; {limit}", param="prompt", code="context_length_exceeded")
 
 
 def _too_large(span: Span, num_tokens: int, limit: str) -> RequestError:

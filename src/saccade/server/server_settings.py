@@ -85,7 +85,7 @@ class ServerSettings:
     max_prompts: int = setting(
         1024, "most prompts of a completion request, and most outputs with n; most texts to embed or documents to rank"
     )
-    max_stop_strings: int = setting(4, "most stop strings of one request")
+    max_stop_strings: int = setting(16, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives per token")
     request_timeout_s: float = setting(
         3600.0, "seconds a request may take; requests can only ask for less; 0 means no limit"

@@ -58,7 +58,7 @@ def read_messages(messages: Any, roles: frozenset[str] = ROLES) -> Conversation:
     if not isinstance(messages, list | tuple) or not messages:
         raise _wrong("messages must be a list with at least one message", "messages")
     media: list[MediaRef] = []
-    read = [_read_message(message, f"messages[{i}]", media, roles) for i, message in enumerate(messages)]
+    read = [_read_message(message, f"messages[{i}]", media, roles) for i, message in _in_order_of_calls(messages)]
     return Conversation(read, tuple(media))
 
 
@@ -115,6 +115,24 @@ def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def _in_order_of_calls(messages: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The messages with their places. The results of parallel calls follow their calls: clients send them as they come,
+    and many templates leave out the ids that say which is which."""
+    keys: list[tuple[int, int]] = []
+    calls_at, ids = 0, dict[str, int]()
+    for i, message in enumerate(messages):
+        fields = message if isinstance(message, dict) else {}
+        if fields.get("role") == "tool":
+            keys.append((calls_at, ids.get(str(fields.get("tool_call_id")), len(ids)) + 1))
+            continue
+        calls_at, ids = i, {}
+        for call in _listed(fields.get("tool_calls")):
+            if isinstance(call, dict) and isinstance(call.get("id"), str):
+                ids.setdefault(call["id"], len(ids))
+        keys.append((i, 0))
+    return sorted(enumerate(messages), key=lambda found: keys[found[0]])
 
 
 def _read_message(message: Any, param: str, media: list[MediaRef], roles: frozenset[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _BLOCK = {
 _MESSAGE = json_object(
     "role",
     "content",
-    role={"enum": ["user", "assistant"]},
+    role={"enum": ["user", "assistant", "system"]},
     content={"oneOf": [_STRING, {"type": "array", "items": _BLOCK}]},
 )
 BlockMessages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]

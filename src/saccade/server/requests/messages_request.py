@@ -15,14 +15,17 @@ NAMES = (
     (r"response_format.*", "output_config.format"),
     (r"continue_final_message", "messages"),
 )
+# Claude Code's first block, which is not for the model. It differs between conversations, so their system prompts would
+# share nothing in the prefix cache.
+_BILLING = "x-anthropic-billing-header:"
 _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
 
 
 def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat:
     """`has_reasoning`: the server separates reasoning from the text, so it can return thinking."""
     builder = ChatBuilder()
-    if asked.system:
-        builder.add({"role": "system", "content": _system(asked.system)}, "system")
+    if system := _system(asked.system):
+        builder.add({"role": "system", "content": system}, "system")
     for i, message in enumerate(asked.messages):
         _add_message(builder, message, f"messages[{i}]")
     is_continued = bool(asked.messages) and asked.messages[-1]["role"] == "assistant"
@@ -40,20 +43,24 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
 
 
 def _system(system: Any) -> str | list[dict[str, Any]]:
-    if isinstance(system, str):
-        return system
+    if not system or isinstance(system, str):
+        return system or ""
     if not isinstance(system, list):
         raise wrong("it must be a string or a list of text blocks", "system")
-    return [_text_part(block, f"system[{i}]", _kind(block, f"system[{i}]")) for i, block in enumerate(system)]
+    return [part for part in _texts(system, "system") if not part["text"].startswith(_BILLING)]
+
+
+def _texts(blocks: list[Any], at: str) -> list[dict[str, Any]]:
+    return [_text_part(block, f"{at}[{i}]", _kind(block, f"{at}[{i}]")) for i, block in enumerate(blocks)]
 
 
 def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
     if not isinstance(message, dict):
         raise wrong("a message must be an object with role and content", at)
-    adders: dict[Any, Callable[[ChatBuilder, list[Any], str], None]] = {"user": _add_user, "assistant": _add_assistant}
-    add = adders.get(message.get("role")) if isinstance(message.get("role"), str) else None
+    role = message.get("role")
+    add = _ADDERS.get(role) if isinstance(role, str) else None
     if add is None:
-        raise wrong("it must be user or assistant; a system prompt goes into system", f"{at}.role")
+        raise wrong("it must be user, assistant or system", f"{at}.role")
     content = message.get("content")
     if isinstance(content, str):
         builder.add({"role": message["role"], "content": content}, f"{at}.content")
@@ -61,6 +68,11 @@ def _add_message(builder: ChatBuilder, message: Any, at: str) -> None:
         add(builder, content, f"{at}.content")
     else:
         raise wrong("it must be a string or a list of blocks", f"{at}.content")
+
+
+def _add_system(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
+    """An instruction inside the conversation."""
+    builder.add({"role": "system", "content": _texts(blocks, at)}, at)
 
 
 def _add_user(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
@@ -117,6 +129,13 @@ def _add_assistant(builder: ChatBuilder, blocks: list[Any], at: str) -> None:
     if calls:
         message["tool_calls"] = calls
     builder.add(message, at)
+
+
+_ADDERS: dict[str, Callable[[ChatBuilder, list[Any], str], None]] = {
+    "user": _add_user,
+    "assistant": _add_assistant,
+    "system": _add_system,
+}
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import orjson
 
 from saccade.server.requests.protocol import JsonSchema, ResponseFormat
 from saccade.server.requests.responses_protocol import ResponsesRequest
+from saccade.server.requests.responses_tools import CallName, kept_tools, model_name, read_tools, tool_choice
 from saccade.server.requests.translated import ChatBuilder, TranslatedChat, same_fields, shown, unsupported, wrong
 from saccade.server.response_store import StoredConversation
 
@@ -17,14 +18,18 @@ NAMES = (
 )
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "assistant", "system", "developer")
-HARMLESS_INCLUDES = frozenset({"reasoning.encrypted_content"})  # nothing is encrypted here, so nothing is missing
+# Nothing is encrypted here, and nothing is searched for, so nothing is missing.
+HARMLESS_INCLUDES = frozenset(
+    {"reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results"}
+)
 
 
 class ResponsesChat(TranslatedChat):
-    """`asked` is what the client sent, without its input."""
+    """`asked` is what the client sent, without its input. `call_names` has the client's names of its tools."""
 
     asked: ResponsesRequest
     is_kept: bool
+    call_names: dict[str, CallName]
 
 
 def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: bool) -> ResponsesChat:
@@ -41,10 +46,13 @@ def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: boo
     if not items or not builder.messages:
         raise wrong("it must have at least one message", "input")
     fields = same_fields(asked) | {"messages": builder.messages, "places": builder.places}
-    fields |= _tool_fields(asked) | _format_fields(asked)
+    read = read_tools(asked.tools)
+    fields |= {"tools": read.tools or None, "tool_choice": tool_choice(asked.tool_choice), "call_names": read.names}
+    fields["places"] |= read.places
+    fields |= _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
     fields["reasoning_effort"] = asked.reasoning.effort if asked.reasoning is not None else None
-    fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
+    fields["asked"] = asked.model_copy(update={"input": "", "tools": kept_tools(asked.tools)})  # without images
     return ResponsesChat(is_kept=is_kept, **fields)
 
 
@@ -137,7 +145,8 @@ def _add_call(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
     call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
     if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
         raise wrong("function_call needs call_id, name and arguments, which is text", at)
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    function = {"name": model_name(name, item.get("namespace")), "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
     if not builder.messages or builder.messages[-1]["role"] != "assistant":
         builder.add({"role": "assistant", "content": ""}, at)
     builder.messages[-1].setdefault("tool_calls", []).append(call)
@@ -158,27 +167,6 @@ def _add_reasoning(builder: ChatBuilder, item: dict[str, Any], at: str) -> None:
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
     if texts:
         builder.add({"role": "assistant", "content": "", "reasoning_content": "".join(texts)}, at)
-
-
-def _tool_fields(asked: ResponsesRequest) -> dict[str, Any]:
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())]
-    choice = asked.tool_choice
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            kind = shown(choice.get("type"))
-            raise unsupported(f"type {kind} is not supported; use none, auto, required or a function", "tool_choice")
-        choice = {"name": choice.get("name")}
-    return {"tools": tools or None, "tool_choice": choice}
-
-
-def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        kind = shown(tool.get("type"))
-        raise unsupported(f"a tool of type {kind} is not supported; only functions are", at)
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k in _FUNCTION and v is not None}}
-
-
-_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
 
 
 def _format_fields(asked: ResponsesRequest) -> dict[str, Any]:

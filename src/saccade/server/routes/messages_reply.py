@@ -131,9 +131,11 @@ class BlockWriter:
 
 
 def messages_error(error: HttpError, request_id: str) -> Fields:
-    """Anthropic's envelope, with `param` and `code` added."""
+    """Anthropic's envelope, with `param` and `code` added. Clients look for the words of its limit of tokens."""
     found = error.envelope()["error"]
     found["type"] = _ERROR_TYPES.get(error.status, found["type"])
+    if error.code == "context_length_exceeded":
+        found["message"] = f"prompt is too long: {found['message']}"
     return {"type": "error", "error": found, "request_id": request_id}
 
 

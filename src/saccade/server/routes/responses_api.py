@@ -1,5 +1,7 @@
 """POST /v1/responses: OpenAI's Responses API over chat completions."""
 
+from typing import Any
+
 from starlette.responses import Response
 
 from saccade.errors import RequestError
@@ -10,10 +12,11 @@ from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.reading import read_request
 from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.server.requests.responses_request import NAMES, input_items, to_chat
+from saccade.server.requests.responses_tools import left_out
 from saccade.server.requests.translated import TranslatedChat, rename_error
 from saccade.server.response_store import EMPTY_CONVERSATION, StoredConversation
 from saccade.server.routes.chat import ChatRoute
-from saccade.server.routes.responses_reply import ResponsesReply, response_key
+from saccade.server.routes.responses_reply import ResponsesReply, response_key, response_of
 
 NO_STORE = "this server does not store responses; start it with --response-store-bytes"
 
@@ -33,6 +36,7 @@ class ResponsesRoute(ChatRoute):
         store = self.service.responses
         if asked.store and not store.is_on:
             raise _no_store("store", "or send store: false")
+        asked = self._with_referenced(exchange, asked)
         before = self._before(exchange, asked)
         is_kept = store.is_on and asked.store is not False
         chat = to_chat(asked, before, is_kept=is_kept)
@@ -40,13 +44,35 @@ class ResponsesRoute(ChatRoute):
             key = response_key(exchange)
             store.begin(*key, before.then(input_items(asked)))
             exchange.exits.callback(store.drop, *key)
-        return chat, ignored
+        return chat, (*ignored, *left_out(asked.tools))
 
     def structure_param(self, request: ChatRequest) -> str:
         return "text.format" if request.response_format is not None else "tools"
 
     def rename(self, error: RequestError, request: ChatRequest) -> None:
         rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
+
+    def _with_referenced(self, exchange: HttpExchange, asked: ResponsesRequest) -> ResponsesRequest:
+        """The request with items of earlier answers in place of references to them."""
+        if isinstance(asked.input, str) or not any(map(_reference, asked.input)):
+            return asked
+        items = [
+            item if (found := _reference(item)) is None else self._item(exchange, found, f"input[{i}]")
+            for i, item in enumerate(asked.input)
+        ]
+        return asked.model_copy(update={"input": items})
+
+    def _item(self, exchange: HttpExchange, item_id: str, at: str) -> Any:
+        store = self.service.responses
+        if not store.is_on:
+            raise _no_store(at, "or send the item itself, as clients do with store: false")
+        assert exchange.caller is not None, "its key was checked"
+        found = store.get(exchange.caller.name, response_of(item_id))
+        for item in reversed(found.items if found is not None else ()):
+            if isinstance(item, dict) and item.get("id") == item_id:
+                return item
+        text = f"{at}: this caller has no such item; its response was not stored, or was evicted"
+        raise RequestError(text, param=at, code="item_not_found", status=404)
 
     def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> StoredConversation:
         if asked.previous_response_id is None:
@@ -61,6 +87,12 @@ class ResponsesRoute(ChatRoute):
             code = "previous_response_not_found"
             raise RequestError(text, param="previous_response_id", code=code, status=404)
         return found
+
+
+def _reference(item: Any) -> str | None:
+    """The id of an earlier item, if this is a reference to one."""
+    found = item.get("id") if isinstance(item, dict) and item.get("type") == "item_reference" else None
+    return found if isinstance(found, str) else None
 
 
 def _no_store(param: str, way: str) -> RequestError:

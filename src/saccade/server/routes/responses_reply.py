@@ -1,5 +1,6 @@
 """Replies of OpenAI's Responses API: output items, whole or as events."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -14,6 +15,7 @@ from saccade.server.replies.reply import Reply
 from saccade.server.requests.intake import RequestJob
 from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.responses_request import ResponsesChat
+from saccade.server.requests.responses_tools import CallName
 from saccade.server.routes.chat import Event, new_chat_choice
 from saccade.server.service import Service
 from saccade.server.text.reasoning import Reasoning
@@ -28,7 +30,8 @@ class ResponsesReply(Reply):
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> None:
         super().__init__(service, exchange, job)
         self._choice = new_chat_choice(service, job)
-        self._items = ItemWriter(exchange.unique_id)
+        assert isinstance(job.request, ResponsesChat)
+        self._items = ItemWriter(exchange.unique_id, job.request.call_names)
         self._head = self._echo()
         self._status = "in_progress"
         self._details: Fields | None = None
@@ -140,6 +143,11 @@ def response_key(exchange: HttpExchange) -> tuple[str, str]:
     return exchange.caller.name, f"resp_{exchange.unique_id}"
 
 
+def response_of(item_id: str) -> str:
+    """The id of the response that an item belongs to."""
+    return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
+
+
 @dataclass(slots=True)
 class _OpenItem:
     """A message or reasoning item that is still growing."""
@@ -153,13 +161,13 @@ class _OpenItem:
 class ItemWriter:
     """Output items in order of arrival, and the events that announce them. One is open at a time."""
 
-    def __init__(self, unique_id: str) -> None:
+    def __init__(self, unique_id: str, call_names: Mapping[str, CallName]) -> None:
         self.done: list[Fields] = []
         self.has_reasoning = self.has_answer = False
         self._open: _OpenItem | None = None
         self._call: Fields | None = None  # being written
         self._arguments: list[str] = []
-        self._unique_id = unique_id
+        self._unique_id, self._call_names = unique_id, call_names
 
     def add(self, event: Event) -> list[Fields]:
         match event:
@@ -220,7 +228,10 @@ class ItemWriter:
 
     def _begin_call(self, call: CallBegin) -> list[Fields]:
         events = self.close()
-        item = {"id": self._new_id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
+        found = self._call_names.get(call.name) or CallName(call.name)
+        item = {"id": self._new_id("fc"), "type": "function_call", "call_id": call.id, "name": found.name}
+        if found.namespace is not None:
+            item["namespace"] = found.namespace
         self._call, self._arguments = item, []
         return [*events, self._begin(item | {"arguments": "", "status": "in_progress"})]
 

@@ -11,7 +11,7 @@ from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.grammar import Grammar, json_rule
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def tool_style(template: str | None) -> ToolStyle:
@@ -54,7 +54,7 @@ def _check_tool(tool: Any, param: str) -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _wrong("a function must have a name of 1 to 64 letters, digits, _, . or -", f"{param}.function.name")
+        raise _wrong("a function must have a name of 1 to 128 letters, digits, _, . or -", f"{param}.function.name")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise _wrong("parameters must be a JSON schema of type object", f"{param}.function.parameters")
