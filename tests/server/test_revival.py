@@ -1,6 +1,9 @@
 """Health reports saturated and stuck parts, and a dead engine is restarted."""
 
 import asyncio
+import gc
+import io
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -9,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from saccade.client import back_off as back_off_module
 from saccade.client import liveness
@@ -17,11 +21,12 @@ from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
 from saccade.jobs import fair_threads
-from saccade.server import service
+from saccade.server import front_end, service
 from saccade.server.lifecycle import Launch, Stages, restart
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import ServerPhase
 from tests.inputs.folders import write_qwen
-from tests.server.fake import Caller, FakeEngine, service_for
+from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
 CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
@@ -77,6 +82,31 @@ def test_a_dead_engine_is_replaced(
         assert (await caller.post(CHAT, {"messages": HELLO})).status == 200
 
     asyncio.run(run())
+
+
+def test_a_restart_that_breaks_ends_the_server_with_its_error(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*given: Any) -> FakeEngine:
+        return engine
+
+    async def breaks(*given: Any) -> None:
+        raise ValueError("odd")
+
+    async def dies() -> str:
+        return "gone"
+
+    monkeypatch.setattr(front_end, "start", started)
+    monkeypatch.setattr(front_end, "restart", breaks)
+    monkeypatch.setattr(engine, "wait_dead", dies)
+    front = front_end._Front(ServerSettings(restart_engine=True), Launch("m"), Console(file=io.StringIO()))
+    config = front.config()
+    config.load()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ValueError, match="odd"):
+            asyncio.run(asyncio.wait_for(front.run(config, listener), HANG_S))
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("restarts", [False, True])

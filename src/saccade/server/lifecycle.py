@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from saccade.client.back_off import BackOff
 from saccade.client.process import AsyncEngine
@@ -75,9 +76,10 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """What the front end reads from a checkpoint."""
+    """What the front end reads from a checkpoint. `values` are those of its config.json and its defaults."""
 
     folder: Path
+    values: dict[str, Any]
     processor: Processor
     defaults: GenerationDefaults
 
@@ -91,7 +93,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     engine = await _start_engines(launch, found.processor, service.settings, stages)
     await asyncio.wait({warming})
     stages.enter("")
-    await open_service(service, plan, found, engine)
+    open_service(service, plan, found, engine)
     return engine
 
 
@@ -111,16 +113,17 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
         processor.pool = service.media_pool = service.media_pool or MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
+    config = await asyncio.to_thread(Config.read, folder / "config.json")
     await asyncio.to_thread(processor.warm_up)
-    return PreparedModel(folder, processor, defaults)
+    return PreparedModel(folder, config.values, processor, defaults)
 
 
-async def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
+def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
+    """Cannot fail: nobody would close the engine."""
     inputs = found.processor
     template = None if inputs.template is None else inputs.template.source
-    config = await asyncio.to_thread(Config.read, found.folder / "config.json")
     media = (inputs.images, inputs.videos, inputs.placeholders)
-    configuration = repr((config.values, plan.engine, engine.ready.limits, template, media, found.defaults))
+    configuration = repr((found.values, plan.engine, engine.ready.limits, template, media, found.defaults))
     service.open(engine, found.defaults, tool_style(template), configuration=configuration)
 
 

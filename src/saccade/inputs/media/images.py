@@ -349,7 +349,8 @@ def _unwrap(body: str) -> str:
     if "\r" in body or "\n" in body:  # searching is 100 times faster than replacing, and line breaks are rare
         body = body.replace("\r", "").replace("\n", "")
     if "%" in body:
-        body = body.replace("%2B", "+").replace("%2F", "/").replace("%3D", "=")
+        for escape, char in (("%2B", "+"), ("%2F", "/"), ("%3D", "=")):
+            body = body.replace(escape, char).replace(escape.lower(), char)
     return body + "=" * (-len(body) % 4)
 
 
