@@ -112,7 +112,7 @@ class ResponsesReply(Reply):
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "reasoning": asked.reasoning.model_dump() if asked.reasoning is not None else None,
-            "store": self.job.request.is_kept,
+            "store": self.job.request.kept is not None,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": asked.tool_choice or "auto",
