@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media.media_pool import MediaPool
+from saccade.server.figures import metrics
 from saccade.server.figures.metrics import prefers_openmetrics
 from saccade.server.service import Service
 from saccade.wire.engine_metrics import JobStats, new_step_tokens
@@ -249,3 +250,22 @@ def test_requests_that_the_engine_refuses_do_not_count_as_ended(scripted: Script
 def test_a_scrape_needs_no_engine() -> None:
     found = samples(asyncio.run(Caller(service_for(None)).get("/metrics")).body.decode())
     assert found["saccade:ready"][0].value == 0 and "vllm:num_requests_running" not in found
+
+
+def test_replies_of_a_new_kind_may_be_counted_during_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape is written in a thread."""
+    made = service_for(None)
+    caller, own = Caller(made), metrics.counter
+
+    def counter(*given: Any, **labels: str) -> Any:
+        made.metrics.note_http("/new", len(made.metrics._replies))
+        return own(*given, **labels)
+
+    async def run() -> str:
+        await caller.get("/version")
+        monkeypatch.setattr(metrics, "counter", counter)
+        found = await caller.get("/metrics")
+        assert found.status == 200
+        return found.body.decode()
+
+    assert "saccade:http_requests_total" in samples(asyncio.run(run()))

@@ -99,7 +99,8 @@ class EndedRequest:
 
 
 class Metrics:
-    """All counters of one server. Counters only grow; gauges are read at each scrape."""
+    """All counters of one server. Counters only grow; gauges are read at each scrape, which runs in a thread while the
+    event loop counts on."""
 
     def __init__(self, model_name: str, style: str) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -205,8 +206,8 @@ class Metrics:
         yield from _families([*ended, prompt, output])
 
     def _own(self, facts: Facts) -> Iterator[Metric]:
-        stages = [((stage,), histogram) for stage, histogram in self._stages.items()]
-        replies = self._replies.items()
+        stages = [((stage,), histogram) for stage, histogram in dict(self._stages).items()]
+        replies = dict(self._replies).items()
         families = [
             *_families(
                 counter("http_requests", "replies", num, path=path, status=status) for (path, status), num in replies
