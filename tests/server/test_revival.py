@@ -32,17 +32,27 @@ Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
 CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
 
 
-def test_restarts_stop_after_some_tries_in_a_row() -> None:
+def test_restarts_stop_after_some_tries_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     back_off = BackOff(lambda: now)
     delays = [back_off.next_delay_s() for _ in range(MAX_TRIES + 1)]
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, None]
     back_off.note_death()
     assert back_off.next_delay_s() is None, "it did not live long"
-    back_off.note_ready()
     now += STEADY_S
     back_off.note_death()
     assert back_off.next_delay_s() == 1.0
+
+    async def start() -> str:
+        nonlocal now
+        now += 10 * STEADY_S
+        return "an engine"
+
+    monkeypatch.setattr(back_off_module, "FIRST_DELAY_S", 0.0)
+    assert asyncio.run(back_off.restarted(start, "the engine")) == "an engine"
+    back_off.note_death()
+    left = [back_off.next_delay_s() for _ in range(MAX_TRIES - 1)]
+    assert left.count(None) == 1, "a slow start is no long life: its two tries count"
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,6 @@ from saccade.client.process import AsyncEngine
 from saccade.client.replicas import Replicas, StartOne, devices_of
 from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
-from saccade.errors import SaccadeError
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.processor import Processor
@@ -35,7 +33,6 @@ COUNTED_BYTES = 10**6  # larger totals are bytes
 END_S = 10.0  # for writing the replies of aborted requests
 
 Say = Callable[[str], None]
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +154,10 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
 
 async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Stages) -> ServedEngine | None:
     """Starts a new engine in place of a closed one and opens the service for requests; None if it will not start."""
-    while (delay_s := back_off.next_delay_s()) is not None:
-        await asyncio.sleep(delay_s)
-        try:
-            engine = await start(service, plan, stages)
-        except (SaccadeError, OSError) as error:
-            _log.error("the engine could not be restarted: %s", error)
-        else:
-            back_off.note_ready()
-            return engine
-    service.fail()
-    return None
+    engine = await back_off.restarted(partial(start, service, plan, stages), "the engine")
+    if engine is None:
+        service.fail()
+    return engine
 
 
 async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> str:
