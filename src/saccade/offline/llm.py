@@ -44,7 +44,7 @@ from saccade.offline.llm_pooling import (
 )
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
-from saccade.wire.engine_metrics import Metric, counter, engine_metrics
+from saccade.wire.engine_metrics import Metric, counter, own_metrics, scheduler_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -195,8 +195,8 @@ class LLM:
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
-        phases, ranks = self.engine.phase_snapshots().values(), self._open.tensor_parallel
-        return [*found, *engine_metrics(self.engine.scheduler.stats(), phases, ranks)]
+        phases, stats = self.engine.phase_snapshots().values(), self.engine.scheduler.stats()
+        return [*found, *scheduler_metrics(stats), *own_metrics(stats, phases, self._open.tensor_parallel)]
 
     def _pool(
         self,

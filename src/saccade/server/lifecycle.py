@@ -1,7 +1,7 @@
 """From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class PreparedModel:
     """What the front end reads from a checkpoint. `values` are those of its config.json and its defaults."""
 
     folder: Path
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     processor: Processor
     defaults: GenerationDefaults
 

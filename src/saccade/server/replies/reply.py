@@ -46,6 +46,9 @@ class Reply(ABC):
     def stream_format(self) -> StreamFormat:
         return CHUNKS
 
+    def timings(self) -> dict[str, Any]:
+        return {"timings": self.answer.timings()} if self.job.wants_timings else {}
+
     async def response(self) -> Response:
         if self.job.request.stream:
             ping_s = self.service.settings.sse_ping_s
@@ -147,11 +150,11 @@ class OpenAIReply(Reply, Generic[C]):
             reply["prompt_logprobs"] = prompt_entries(self.tokenizer, self.prompt_scores.get(0, ()))
         if self.job.request.return_token_ids:
             reply["prompt_token_ids"] = self.answer.prompt_ids[0].tolist()
-        return reply | self._timings()
+        return reply | self.timings()
 
     def ending(self) -> bytes:
         fields = {"usage": self.answer.usage()} if self._options.include_usage else {}
-        fields |= self._timings()
+        fields |= self.timings()
         return self._writer.last(fields) if fields else b""
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -185,10 +188,9 @@ class OpenAIReply(Reply, Generic[C]):
         is_wanted = self._options.include_usage and self._options.continuous_usage_stats
         return orjson.dumps(self.answer.usage()) if is_wanted else b""
 
-    def _timings(self) -> dict[str, Any]:
-        if not self.job.wants_timings:
-            return {}
-        return {"timings": self.answer.timings(), "passes": msgspec.to_builtins(self.answer.passes)}
+    def timings(self) -> dict[str, Any]:
+        found = super().timings()
+        return found and {**found, "passes": msgspec.to_builtins(self.answer.passes)}
 
 
 class ChunkWriter:

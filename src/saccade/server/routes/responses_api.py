@@ -10,15 +10,15 @@ from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.reading import read_request
 from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.server.requests.responses_request import NAMES, ResponsesChat, to_chat
-from saccade.server.requests.translated import TranslatedChat, rename_error
 from saccade.server.response_store import EMPTY_CONVERSATION, StoredConversation
-from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.chat import TranslatedRoute
 from saccade.server.routes.responses_reply import ResponsesReply, response_key
 
 NO_STORE = "this server does not store responses; start it with --response-store-bytes"
 
 
-class ResponsesRoute(ChatRoute):
+class ResponsesRoute(TranslatedRoute):
+    names, format_param = NAMES, "text.format"
     prompt_param = "input"
 
     @property
@@ -42,12 +42,6 @@ class ResponsesRoute(ChatRoute):
             raise _no_store("store", "or send store: false")
         is_kept = store.is_on and asked.store is not False
         return to_chat(asked, self._before(exchange, asked), is_kept=is_kept), ignored
-
-    def structure_param(self, request: ChatRequest) -> str:
-        return "text.format" if request.response_format is not None else "tools"
-
-    def rename(self, error: RequestError, request: ChatRequest) -> None:
-        rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
 
     def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> StoredConversation:
         if asked.previous_response_id is None:
