@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct, field, msgpack
 
 from saccade.inputs.placeholders import Media, Prompt
-from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows, Ints
 from saccade.inputs.text.chat_messages import MediaKind
 from saccade.wire.engine_metrics import JobStats, SchedulerStats, new_step_tokens
@@ -28,13 +28,12 @@ PromptArrays = Sequence[npt.NDArray[Any]]
 
 
 class MediaHead(Struct, frozen=True, array_like=True):
-    """An image or video without its pixels; exactly one of the plans is set."""
+    """An image or video without its pixels."""
 
     kind: MediaKind
     shape: tuple[int, ...]
     digest: bytes
-    image: ImagePlan | None
-    video: VideoPlan | None
+    plan: MediaPlan
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
@@ -258,15 +257,11 @@ def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
 
 
 def _head(media: Media) -> MediaHead:
-    plan = media.plan
-    image, video = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
-    return MediaHead(media.kind, media.pixels.shape, media.digest, image, video)
+    return MediaHead(media.kind, media.pixels.shape, media.digest, media.plan)
 
 
 def _media(head: MediaHead, frame: memoryview) -> Media:
-    plan = head.image or head.video
-    assert plan is not None, f"a {head.kind} without a plan"
-    return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), plan, head.digest)
+    return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), head.plan, head.digest)
 
 
 def _bytes(array: Ints) -> bytes:
