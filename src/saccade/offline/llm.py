@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from os import PathLike, fspath
@@ -125,7 +125,7 @@ class LLM:
         text, "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders. A list such
         as [{"image": ...}, {"video": ...}, {"image": ...}] gives media in order."""
         found = read_each(list_prompts(prompts), lambda prompt: read_prompt(prompt, self.processor))
-        return self._run(found, sampling_params, progress)
+        return self._answer(found, sampling_params, progress)
 
     def chat(
         self,
@@ -140,7 +140,7 @@ class LLM:
         `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`."""
         options = read_template_options(template, "chat")
         found = read_each(list_conversations(messages), lambda talk: read_conversation(talk, self.processor, **options))
-        return self._run(found, sampling_params, progress)
+        return self._answer(found, sampling_params, progress)
 
     def embed(
         self,
@@ -205,47 +205,40 @@ class LLM:
         finish: Callable[[NDArray[Any]], T],
         progress: bool,
     ) -> list[PoolingRequestOutput[T]]:
-        batch = _Batch()
         found = []
-        for request in self._run(prompts, params, progress, batch):
-            vector = batch.requests[request.request_id].pooled
-            if vector is None:
-                raise SaccadeError(f"{request.request_id} has no vector: {request.outputs[0].stop_reason}")
-            found.append(PoolingRequestOutput(request.request_id, request.prompt_token_ids, finish(vector)))
+        for request_id, made in self._run(prompts, params, progress).items():
+            if made.pooled is None:
+                raise SaccadeError(f"{request_id} has no vector: {made.streams[0].output.stop_reason}")
+            found.append(PoolingRequestOutput(request_id, made.prompt_ids.tolist(), finish(made.pooled)))
         return found
+
+    def _answer(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
+    ) -> list[RequestOutput]:
+        return [
+            RequestOutput(name, made.prompt_ids.tolist(), [each.output for each in made.streams], made.prompt_logprobs)
+            for name, made in self._run(prompts, params, progress).items()
+        ]
 
     def _run(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool,
-        batch: _Batch | None = None,
-    ) -> list[RequestOutput]:
-        wanted, batch = list_params(params, len(prompts)), _Batch() if batch is None else batch
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
+    ) -> dict[str, RequestOutputs]:
+        chosen, batch = list_params(params, len(prompts)), _Batch()
         with self._turn:
-            return self._run_alone(prompts, wanted, progress, batch)
-
-    def _run_alone(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool, batch: _Batch
-    ) -> list[RequestOutput]:
-        try:
-            for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-                with naming_prompt(i, len(prompts)):
-                    self._add_when_possible(prompt, wanted, batch)
-            self._finish(batch, progress)
-        finally:  # whatever was raised, the next call starts clean
-            for request_id in batch.requests:
-                self.engine.abort(request_id)
-            while self.engine.has_work:
-                self.engine.step()
-        found = [
-            RequestOutput(name, made.prompt_ids.tolist(), [each.output for each in made.streams], made.prompt_logprobs)
-            for name, made in batch.requests.items()
-        ]
-        self._note(found)
-        self._improve()
-        self._check_shadow()
-        return found
+            try:
+                for i, (prompt, wanted) in enumerate(zip(prompts, chosen, strict=True)):
+                    with naming_prompt(i, len(prompts)):
+                        self._add_when_possible(prompt, wanted, batch)
+                self._finish(batch, progress)
+            finally:  # whatever was raised, the next call starts clean
+                for request_id in batch.requests:
+                    self.engine.abort(request_id)
+                while self.engine.has_work:
+                    self.engine.step()
+            self._note(batch.requests.values())
+            self._improve()
+            self._check_shadow()
+        return batch.requests
 
     def _improve(self) -> None:
         """Captures graphs of frequent layouts, as an idle server does, but only a few because the caller waits."""
@@ -260,12 +253,12 @@ class LLM:
             if found is not None:
                 log.error("%s", found)
 
-    def _note(self, found: Sequence[RequestOutput]) -> None:
+    def _note(self, found: Iterable[RequestOutputs]) -> None:
         for request in found:
-            self._tokens["prompt_tokens"] += len(request.prompt_token_ids)
-            for output in request.outputs:
-                self._tokens["generation_tokens"] += len(output.token_ids)
-                self._ends[str(output.finish_reason)] += 1
+            self._tokens["prompt_tokens"] += len(request.prompt_ids)
+            for stream in request.streams:
+                self._tokens["generation_tokens"] += len(stream.output.token_ids)
+                self._ends[str(stream.output.finish_reason)] += 1
 
     def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
         """Adds a request. While the queue is full of this call's own requests, runs those."""
