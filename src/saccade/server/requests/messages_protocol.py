@@ -9,9 +9,9 @@ from saccade.server.requests.protocol import (
     STRING,
     EngineRequest,
     Int,
-    Names,
     Number,
     ProcessorKwargs,
+    Renames,
     Texts,
     Tools,
     Values,
@@ -80,7 +80,7 @@ class CountTokensRequest(Wire):
     mm_processor_kwargs: ProcessorKwargs | None = None
 
     # Other names: of OpenAI, and of Anthropic's beta.
-    INSTEAD: ClassVar[Names] = {
+    INSTEAD: ClassVar[Renames] = {
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "output_format": "output_config.format",

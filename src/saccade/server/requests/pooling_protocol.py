@@ -12,9 +12,9 @@ from saccade.server.requests.protocol import (
     Id,
     Int,
     Messages,
-    Names,
     ProcessorKwargs,
     PromptField,
+    Renames,
     Values,
     json_object,
 )
@@ -71,7 +71,7 @@ class EmbeddingRequest(PoolingRequest):
         "endianness": (None, "native", "little"),
         "use_activation": (None, True),
     }
-    INSTEAD: ClassVar[Names] = {"use_activation": "normalize"}
+    INSTEAD: ClassVar[Renames] = {"use_activation": "normalize"}
 
 
 # A score is always a probability.

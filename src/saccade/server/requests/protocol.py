@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_ID_LENGTH = 128
 Values = Mapping[str, tuple[Any, ...]]
-Names = Mapping[str, str]
+Renames = Mapping[str, str]
 
 
 def _whole(value: Any) -> Any:
@@ -119,7 +119,7 @@ class Wire(BaseModel):
     # Fields of other servers that would change the answer, with the values that would not; others are refused.
     UNSUPPORTED: ClassVar[Values] = {}
     # What to send for some of them, which are ignored if that is sent, too.
-    INSTEAD: ClassVar[Names] = {}
+    INSTEAD: ClassVar[Renames] = {}
     NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that are models
 
 

@@ -9,10 +9,10 @@ from saccade.server.requests.protocol import (
     STRING,
     EngineRequest,
     Int,
-    Names,
     Number,
     ProcessorKwargs,
     ReasoningEffort,
+    Renames,
     Texts,
     Tools,
     Values,
@@ -99,7 +99,7 @@ class ResponsesRequest(EngineRequest):
     mm_processor_kwargs: ProcessorKwargs | None = None
 
     # The names of chat completions for what has another name here.
-    INSTEAD: ClassVar[Names] = {
+    INSTEAD: ClassVar[Renames] = {
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
