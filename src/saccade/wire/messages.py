@@ -54,10 +54,15 @@ class StartEngine(Struct, frozen=True, tag=True):
     compares_ranks: bool = True  # refuses to start if ranks get different results
 
 
-class Add(Struct, frozen=True, tag=True):
-    """`deadline` is a monotonic time; all processes of a machine share that clock."""
+class Numbered(Struct, frozen=True):
+    """`serial` tells which request or question a message is about."""
 
     serial: int
+
+
+class Add(Numbered, frozen=True, tag=True):
+    """`deadline` is a monotonic time; all processes of a machine share that clock."""
+
     prompt: PromptHead
     params: SamplingParams
     turn: Turn
@@ -65,50 +70,44 @@ class Add(Struct, frozen=True, tag=True):
     cache_salt: str | None
 
 
-class Abort(Struct, frozen=True, tag=True):
-    serial: int
+class Abort(Numbered, frozen=True, tag=True):
+    """End a request with all of its outputs."""
 
 
-class Stop(Struct, frozen=True, tag=True):
-    serial: int
+class Stop(Numbered, frozen=True, tag=True):
     index: int
     stop: str
 
 
-class AskStats(Struct, frozen=True, tag=True):
+class AskStats(Numbered, frozen=True, tag=True):
     """With `passes_since`, also asks for the passes with a greater number."""
 
-    serial: int
     passes_since: int | None = None
 
 
-class Flush(Struct, frozen=True, tag=True):
+class Flush(Numbered, frozen=True, tag=True):
     """Empty the prompt and image caches, unless requests are running or waiting."""
 
-    serial: int
 
-
-class BeginTrace(Struct, frozen=True, tag=True):
+class BeginTrace(Numbered, frozen=True, tag=True):
     """Record what the engine does until `EndTrace`, for at most `limit_s`."""
 
-    serial: int
     limit_s: float
 
 
-class EndTrace(Struct, frozen=True, tag=True):
-    serial: int
+class EndTrace(Numbered, frozen=True, tag=True):
+    """Answered with what was recorded."""
 
 
-class StartProfile(Struct, frozen=True, tag=True):
+class StartProfile(Numbered, frozen=True, tag=True):
     """Profile the engine's process until `StopProfile`, for at most `limit_s`. The file goes into `folder`."""
 
-    serial: int
     folder: str
     limit_s: float
 
 
-class StopProfile(Struct, frozen=True, tag=True):
-    serial: int
+class StopProfile(Numbered, frozen=True, tag=True):
+    """Answered with the profile's file."""
 
 
 class Close(Struct, frozen=True, tag=True):
@@ -149,8 +148,7 @@ class Updates(Struct, frozen=True, tag=True):
     news: list[News]
 
 
-class Refused(Struct, frozen=True, tag=True):
-    serial: int
+class Refused(Numbered, frozen=True, tag=True):
     kind: Literal["request", "capacity", "internal"]
     message: str
     param: str | None = None
@@ -158,8 +156,7 @@ class Refused(Struct, frozen=True, tag=True):
     retry_after_s: float = 0.0
 
 
-class StatsReply(Struct, frozen=True, tag=True):
-    serial: int
+class StatsReply(Numbered, frozen=True, tag=True):
     scheduler: SchedulerStats
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
@@ -170,22 +167,19 @@ class StatsReply(Struct, frozen=True, tag=True):
     passes: list[PassRecord] = []
 
 
-class Flushed(Struct, frozen=True, tag=True):
-    serial: int
+class Flushed(Numbered, frozen=True, tag=True):
     is_done: bool
 
 
-class Traced(Struct, frozen=True, tag=True):
+class Traced(Numbered, frozen=True, tag=True):
     """Answers `BeginTrace` without a trace, and `EndTrace` with the one recorded, if any."""
 
-    serial: int
     trace: EngineTrace | None = None
 
 
-class Profiled(Struct, frozen=True, tag=True):
+class Profiled(Numbered, frozen=True, tag=True):
     """A profile was started, or written to `file`. If that failed, `problem` says why."""
 
-    serial: int
     file: str = ""
     problem: str = ""
 

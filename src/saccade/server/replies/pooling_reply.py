@@ -3,19 +3,22 @@
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
-from starlette.responses import Response
 
 from saccade.client.stream import Delta
+from saccade.server.http.exchange import HttpExchange
 from saccade.server.http_errors import aborted
 from saccade.server.replies.reply import Reply
+from saccade.server.requests.intake import RequestJob
+from saccade.server.service import Service
 
 
 class VectorReply(Reply):
-    """Subclasses make the body from `vectors`. It is written in a thread, because it has many numbers."""
+    """Subclasses make the body from `vectors`."""
 
-    _found: dict[int, NDArray[np.float32]]
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
+        super().__init__(service, exchange, job)
+        self._found: dict[int, NDArray[np.float32]] = {}
 
     def take(self, index: int, delta: Delta) -> bytes:
         if delta.finish_reason is not None:
@@ -23,14 +26,6 @@ class VectorReply(Reply):
                 raise aborted()
             self._found[index] = delta.pooled
         return b""
-
-    async def response(self) -> Response:
-        self._found = {}
-        async for _ in self._chunks():
-            pass
-        return Response(
-            await self.service.workers.in_thread(self.job.caller, self._json), media_type="application/json"
-        )
 
     @property
     def vectors(self) -> list[NDArray[np.float32]]:
@@ -40,6 +35,3 @@ class VectorReply(Reply):
         usage = self.answer.usage()
         del usage["completion_tokens"]
         return usage
-
-    def _json(self) -> bytes:
-        return orjson.dumps(self.body(), option=orjson.OPT_SERIALIZE_NUMPY)

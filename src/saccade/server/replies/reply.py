@@ -50,15 +50,16 @@ class Reply(ABC):
         return {"timings": self.answer.timings()} if self.job.wants_timings else {}
 
     async def response(self) -> Response:
-        if self.job.request.stream:
+        if getattr(self.job.request, "stream", False):
             ping_s = self.service.settings.sse_ping_s
             return await event_stream(self.exchange, self._chunks(), ping_s=ping_s, format=self.stream_format())
         async for _ in self._chunks():
             pass
         params = self.job.params
-        has_scores = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers to write
+        numbers = (params.logprobs, params.prompt_logprobs, params.pooling)
+        is_long = any(one is not None for one in numbers)  # takes a thread to write
         in_thread, caller = self.service.workers.in_thread, self.job.caller
-        body = await in_thread(caller, self._json) if has_scores else self._json()
+        body = await in_thread(caller, self._json) if is_long else self._json()
         return Response(body, media_type="application/json")
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
@@ -70,7 +71,7 @@ class Reply(ABC):
             yield chunk
 
     def _json(self) -> bytes:
-        return orjson.dumps(self.body())
+        return orjson.dumps(self.body(), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @dataclass(slots=True)
