@@ -11,10 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media.media_pool import MediaPool
-from saccade.server.figures import metrics
 from saccade.server.figures.metrics import prefers_openmetrics
 from saccade.server.service import Service
-from saccade.wire.engine_metrics import JobStats, new_step_tokens
+from saccade.wire.engine_metrics import JobStats, Metric, counter, new_step_tokens
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -255,15 +254,15 @@ def test_a_scrape_needs_no_engine() -> None:
 def test_replies_of_a_new_kind_may_be_counted_during_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape is written in a thread."""
     made = service_for(None)
-    caller, own = Caller(made), metrics.counter
+    caller = Caller(made)
 
-    def counter(*given: Any, **labels: str) -> Any:
+    def counted(plain: str, text: str, value: float, **labels: str) -> Metric:
         made.metrics.note_http("/new", len(made.metrics._replies))
-        return own(*given, **labels)
+        return counter(plain, text, value, **labels)
 
     async def run() -> str:
         await caller.get("/version")
-        monkeypatch.setattr(metrics, "counter", counter)
+        monkeypatch.setattr("saccade.server.figures.metrics.counter", counted)
         found = await caller.get("/metrics")
         assert found.status == 200
         return found.body.decode()
