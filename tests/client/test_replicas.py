@@ -71,11 +71,12 @@ class Rig:
         self.processor, self.count = processor, count
         self.started: list[Mortal] = []
         self.failures = 0
+        self.failure: Exception = ConfigError("not now")
 
     async def start_one(self) -> Mortal:
         if len(self.started) >= self.count and self.failures:
             self.failures -= 1
-            raise ConfigError("not now")
+            raise self.failure
         self.started.append(Mortal(self.processor))
         return self.started[-1]
 
@@ -220,11 +221,12 @@ def test_requests_are_refused_until_an_engine_is_up_again(run: Callable[..., Non
     run(test, count=2)
 
 
+@pytest.mark.parametrize("failure", [ConfigError("not now"), ValueError("unforeseen")])
 def test_an_engine_that_cannot_be_restarted_is_given_up_and_the_last_one_ends_them_all(
-    run: Callable[..., None],
+    run: Callable[..., None], failure: Exception
 ) -> None:
     async def test(rig: Rig, replicas: Replicas) -> None:
-        rig.failures = 2 * back_off.MAX_TRIES
+        rig.failures, rig.failure = 2 * back_off.MAX_TRIES, failure
         rig.started[0].is_dead.set()
         await until(lambda: any("could not" in reason for reason in replicas.degraded))
         assert await answer(replicas, some_prompt()) == "two words"

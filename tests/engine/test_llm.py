@@ -272,7 +272,7 @@ def test_invalid_conversations_and_parameters_are_refused_with_a_request_error(l
     for messages in (5, "hello", {"role": "user"}, None, [5]):
         with pytest.raises(RequestError, match="message"):
             llm.chat(messages, GREEDY, progress=False)
-    for params in ({"temperature": 0}, [5], 5):
+    for params in ({"temperature": 0}, [5], 5, {}, 0, [None]):
         with pytest.raises(RequestError, match="sampling_params must be SamplingParams; got a"):
             llm.generate("a", params, progress=False)  # type: ignore[arg-type]
 

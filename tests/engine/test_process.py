@@ -28,7 +28,7 @@ from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestE
 from saccade.execution import worker
 from saccade.execution.build import build_engine
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
-from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows
 from saccade.inputs.processor import Processor
 from saccade.processes import EXIT_ORPHANED
@@ -483,10 +483,10 @@ def test_a_worker_ends_when_its_input_does(is_input: bool, capfd: Any) -> None:
 
 def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     rng = np.random.default_rng(8)
-    plan = VideoPlan((0, 2), (8, 8), (1, 2, 2), 4, 1, (0.25,), 0.5)
+    plan = MediaPlan((8, 8), (1, 2, 2), 4, 1, (0, 2), (0.25,), 0.5)
     video = Media("video", rng.integers(0, 256, (2, 9, 7, 3)).astype(np.uint8), plan, rng.bytes(32))
     wide = rng.integers(0, 256, (6, 10, 3)).astype(np.uint8)
-    image = Media("image", wide[:, ::2], ImagePlan((8, 8), (1, 2, 2), 4, 1), rng.bytes(32))
+    image = Media("image", wide[:, ::2], MediaPlan((8, 8), (1, 2, 2), 4, 1), rng.bytes(32))
     spans = FeatureRows(1, (1, 1, 1), 0.5), FeatureRows(3, (1, 1, 1), media_idx=1)
     ints = [rng.integers(0, 2**31 - 1, shape).astype(np.int32) for shape in ((5,), (3, 5), (5,))]
     sent = Prompt(ints[0], ints[1], -3, ints[2], (video, image), spans)

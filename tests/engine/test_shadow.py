@@ -25,7 +25,7 @@ from saccade.graphs.compare import OutputDifference
 from saccade.inputs.placeholders import Prompt
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.scheduling.engine import Engine
-from saccade.wire.engine_metrics import engine_metrics
+from saccade.wire.engine_metrics import own_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
@@ -174,7 +174,7 @@ def test_a_graph_that_becomes_wrong_is_found_and_taken_out_of_service(loaded: Lo
     assert retired.keys() == {str(mismatch.key) for mismatch in found}
     figures = {
         (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value
-        for one in engine_metrics(engine.scheduler.stats(), engine.phase_snapshots().values())
+        for one in own_metrics(engine.scheduler.stats(), engine.phase_snapshots().values())
     }
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]

@@ -22,7 +22,7 @@ from saccade.execution.vision_encoder import Encoder, largest_frame
 from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
-from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
+from saccade.inputs.plans import MediaPlan, plan_image
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
 from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
@@ -124,7 +124,7 @@ class Rig:
         grid = (steps, down * self.videos.merge, across * self.videos.merge)
         count = grid[0] * grid[1] * grid[2]
         tokens = steps * down * across
-        plan = VideoPlan((), (down * side, across * side), grid, count, tokens, (), 1.0)
+        plan = MediaPlan((down * side, across * side), grid, count, tokens, second_per_grid=1.0)
         return Media("video", pixels, plan, b"")
 
     def mix(self, rng: np.random.Generator) -> list[Media]:
@@ -450,7 +450,7 @@ def _unresizable(made: Tiny) -> Prompt:
     """A prompt with an image of no rows, which a server would refuse."""
     placeholders = read_placeholder_settings(made.folder)
     assert placeholders is not None
-    bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
+    bad = Media("image", np.zeros((0, 4, 3), np.uint8), MediaPlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
     return place_media([5, START, IMAGE, END, 6], [bad], placeholders)
 
 

@@ -26,7 +26,7 @@ from saccade.execution.sizes import encoder_index_for
 from saccade.inputs.media.images import digest_pixels
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
-from saccade.inputs.plans import VideoPlan, plan_image
+from saccade.inputs.plans import MediaPlan, plan_image
 from saccade.layers.parallel import Groups
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.engine import Engine
@@ -89,7 +89,7 @@ def image(folder: Path, rng: np.random.Generator, height: int = 0, width: int = 
 def video(rng: np.random.Generator, steps: int, down: int, across: int) -> Media:
     pixels = rng.integers(0, 256, (2 * steps, 8 * down, 8 * across, 3)).astype(np.uint8)
     grid, tokens = (steps, 2 * down, 2 * across), steps * down * across
-    plan = VideoPlan((), (8 * down, 8 * across), grid, 4 * tokens, tokens, (), 1.0)
+    plan = MediaPlan((8 * down, 8 * across), grid, 4 * tokens, tokens, second_per_grid=1.0)
     return Media("video", pixels, plan, digest_pixels(pixels, b"video"))
 
 

@@ -298,7 +298,8 @@ def test_data_urls() -> None:
     wrapped = "\r\n".join(text[i : i + 60] for i in range(0, len(text), 60))
     both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # line breaks split escapes, too
     assert escaped != text and len({text, escaped, wrapped, both}) == 4
-    for body in (escaped, wrapped, both, text + "\n", escaped + "\r\n"):
+    lower = escaped.replace("%2B", "%2b").replace("%2F", "%2f").replace("%3D", "%3d")
+    for body in (escaped, lower, wrapped, both, text + "\n", escaped + "\r\n"):
         assert np.array_equal(load_image("data:image/png;base64," + body, LIMITS), expected)
     for url in (
         "data:image/png," + text,

@@ -17,7 +17,7 @@ from saccade.inputs.media import media_loader
 from saccade.inputs.media.images import ImageLimits, read_data_url
 from saccade.inputs.media.media_loader import INLINE_CHARS, MediaLoader, MediaSettings
 from saccade.inputs.media.videos import load_video
-from saccade.inputs.text.chat_messages import find_media, read_messages
+from saccade.inputs.text.chat_messages import find_sources, read_messages
 from tests.inputs.web import LIMIT_S, answer, drip, live, serve
 
 
@@ -75,7 +75,7 @@ class TestDataUrls:
         after = resolve(before)
         assert sources(after) == [data] * len(parts)
         assert after[1]["content"][1]["image_url"]["detail"] == "low" and before == message(*parts)
-        assert find_media(after[1]["content"][1], "p") is not None
+        assert find_sources(after)[0][:2] == (1, 1)
 
     def test_large_data_urls_do_not_block_the_event_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The decoder waits for the event loop, which could not go on if it had to wait for the decoder."""

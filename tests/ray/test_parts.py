@@ -15,7 +15,7 @@ from saccade.client.output import Logprob
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
-from saccade.inputs.plans import ImagePlan
+from saccade.inputs.plans import MediaPlan
 from saccade.ray.autoscaling import TokenScaling
 from saccade.ray.deploy_plan import decode_plan, encode_plan, read_plan
 from saccade.ray.loads import Loads
@@ -78,7 +78,7 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) ->
 
 def test_a_request_crosses_machines_with_its_pixels() -> None:
     pixels = np.random.default_rng().integers(0, 256, (6, 4, 3), dtype=np.uint8)
-    plan = ImagePlan(size_hw=(28, 28), grid_thw=(1, 2, 2), num_patches=4, num_tokens=1)
+    plan = MediaPlan(size_hw=(28, 28), grid_thw=(1, 2, 2), num_patches=4, num_tokens=1)
     plain = text_prompt([3, 1, 2])
     prompt = Prompt(
         plain.token_ids, plain.positions_3T, 7, media=(Media("image", pixels, plan, b"d" * 32),), is_continued=True

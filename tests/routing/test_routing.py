@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import ConfigError
 from saccade.inputs.placeholders import Media, text_prompt
-from saccade.inputs.plans import ImagePlan
+from saccade.inputs.plans import MediaPlan
 from saccade.routing import (
     POLICIES,
     ConsistentHashing,
@@ -166,7 +166,7 @@ def test_avoided_replicas_are_not_chosen() -> None:
 def test_the_key_covers_the_first_image_and_the_salt() -> None:
     plain = text_prompt(tokens_of(300))
     pixels = np.zeros((4, 4, 3), np.uint8)
-    plan = ImagePlan.__new__(ImagePlan)
+    plan = MediaPlan.__new__(MediaPlan)
     first, second = (Media("image", pixels, plan, randbytes(32)) for _ in range(2))
 
     def key(*media: Media, seed: int = 0, salt: str | None = None) -> bytes:

@@ -11,7 +11,7 @@ from saccade.choice.key import Capacity
 from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
-from saccade.inputs.plans import ImagePlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.models.model_spec import VisionSpec
 from saccade.scheduling.arrays import CacheLayout, LiveRequest
@@ -76,7 +76,7 @@ def make_image(height: int, width: int, rng: np.random.Generator) -> Media:
     """An image of `height` x `width` rows of the language model."""
     pixels = rng.integers(0, 256, (3 * height, 5 * width, 3)).astype(np.uint8)
     pixels.flags.writeable = False
-    plan = ImagePlan((16 * height, 16 * width), (1, 2 * height, 2 * width), 4 * height * width, height * width)
+    plan = MediaPlan((16 * height, 16 * width), (1, 2 * height, 2 * width), 4 * height * width, height * width)
     return Media("image", pixels, plan, rng.bytes(16))
 
 

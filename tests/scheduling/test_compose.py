@@ -12,7 +12,7 @@ from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media
-from saccade.inputs.plans import VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.engine import Engine
@@ -376,7 +376,7 @@ class TestVision:
         """Seven steps of two frames, six rows each: two steps fill a pass."""
         rng = np.random.default_rng()
         pixels = rng.integers(0, 256, (14, 9, 8, 3)).astype(np.uint8)
-        plan = VideoPlan(tuple(range(14)), (32, 48), (7, 4, 6), 168, 42, (0.0,) * 7, 1.0)
+        plan = MediaPlan((32, 48), (7, 4, 6), 168, 42, tuple(range(14)), (0.0,) * 7, 1.0)
         media, pages = [Media("video", pixels, plan, b"")], tuple(range(11, 0, -1))
         composer = make_composer().vision
         assert composer is not None

@@ -8,7 +8,7 @@ import pytest
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
-from saccade.inputs.plans import ImagePlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.inputs.text.chat_messages import MediaKind
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, output_shift, spans_of
@@ -20,7 +20,7 @@ VOCAB = 120
 
 
 def prompt_of(*num_bytes: int, frames: int = 1, rows: int = 4) -> Prompt:
-    plan = ImagePlan((4, 4), (frames, 2, 2), 4 * frames * rows, frames * rows)
+    plan = MediaPlan((4, 4), (frames, 2, 2), 4 * frames * rows, frames * rows)
     media = tuple(Media("image", np.zeros((size, 1, 1), np.uint8), plan, bytes(32)) for size in num_bytes)
     text = text_prompt([1])
     return Prompt(text.token_ids, text.positions_3T, 0, media=media)
@@ -98,7 +98,7 @@ def placed(kind: MediaKind, offset: int, interval: float = 1.0) -> Prompt:
     """A prompt with one image or video of 2 x 4 x 4 rows."""
     block = FeatureRows(offset, (2, 4, 4), interval)
     positions = mrope_positions(60, [block])
-    one = Media(kind, np.zeros((0, 0, 3), np.uint8), ImagePlan((8, 8), (2, 8, 8), 128, 32), bytes(32))
+    one = Media(kind, np.zeros((0, 0, 3), np.uint8), MediaPlan((8, 8), (2, 8, 8), 128, 32), bytes(32))
     return Prompt(np.zeros(60, np.int32), positions, rope_delta(positions), media=(one,), spans=(block,))
 
 

@@ -1,6 +1,7 @@
 """What each caller may use, who may go ahead of others, and when to retry."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from saccade.errors import CapacityError, ConfigError
 from saccade.server.http_errors import HttpError
 from saccade.server.sharing import admission, callers
-from saccade.server.sharing.admission import Admission
+from saccade.server.sharing.admission import Admission, EndRate
 from saccade.server.sharing.caller_limits import CallerLimits, LimitsFile, read_limits
 from saccade.server.sharing.callers import MANY, Caller, Callers
 from tests.server.fake import Answer, FakeEngine, service_for
@@ -250,6 +251,20 @@ def test_retry_after_follows_how_fast_requests_end(clock: Clock, inside: ExitSta
     assert refused.value.retry_after_s == pytest.approx(2.0 * (21 - 4)), "two seconds each, with 17 waiting"
     clock.now += 10_000
     assert made.drained_s() == 1.0, "old ends do not count"
+
+
+def test_a_thread_may_ask_for_retry_after_while_requests_end() -> None:
+    """A thread that decodes an image is refused memory, and the event loop goes on between any two of its steps."""
+
+    class Moment(float):
+        def __gt__(self, other: float) -> bool:
+            rate.note_end()
+            return super().__gt__(other)
+
+    rate = EndRate()
+    for _ in range(2):
+        rate._ends.append(Moment(time.monotonic()))
+    assert rate.seconds_for(1) is not None and len(rate._ends) == 4
 
 
 def test_without_keys_callers_are_addresses() -> None:

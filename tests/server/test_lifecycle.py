@@ -10,8 +10,10 @@ import pytest
 
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError
+from saccade.inputs.processor import Processor
 from saccade.server import lifecycle
 from saccade.server.lifecycle import Launch, Stages, start
+from saccade.server.service import ServerPhase
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import FakeEngine, service_for
@@ -127,3 +129,19 @@ def test_a_missing_template_file_stops_the_start(begun: list[EngineSettings], tm
     with pytest.raises(ConfigError, match=r"chat_template is gone\.jinja, which is not a file"):
         asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert not begun
+
+
+def test_a_config_that_breaks_while_an_engine_starts_leaves_no_engine_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, made = write_qwen(tmp_path / "model"), list[FakeEngine]()
+
+    async def starts(*given: Any, processor: Processor, **how: Any) -> FakeEngine:
+        (folder / "config.json").write_text("{")
+        made.append(FakeEngine(processor))
+        return made[0]
+
+    monkeypatch.setattr(AsyncEngine, "start", starts)
+    service = service_for(None)
+    engine = asyncio.run(start(service, Launch(str(folder)), Stages(lambda text: None, "", 0.0)))
+    assert engine is made[0] and service.phase is ServerPhase.READY

@@ -13,7 +13,7 @@ from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.server.figures.metrics import prefers_openmetrics
 from saccade.server.service import Service
-from saccade.wire.engine_metrics import JobStats, new_step_tokens
+from saccade.wire.engine_metrics import JobStats, Metric, counter, new_step_tokens
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -249,3 +249,22 @@ def test_requests_that_the_engine_refuses_do_not_count_as_ended(scripted: Script
 def test_a_scrape_needs_no_engine() -> None:
     found = samples(asyncio.run(Caller(service_for(None)).get("/metrics")).body.decode())
     assert found["saccade:ready"][0].value == 0 and "vllm:num_requests_running" not in found
+
+
+def test_replies_of_a_new_kind_may_be_counted_during_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape is written in a thread."""
+    made = service_for(None)
+    caller = Caller(made)
+
+    def counted(plain: str, text: str, value: float, **labels: str) -> Metric:
+        made.metrics.note_http("/new", len(made.metrics._replies))
+        return counter(plain, text, value, **labels)
+
+    async def run() -> str:
+        await caller.get("/version")
+        monkeypatch.setattr("saccade.server.figures.metrics.counter", counted)
+        found = await caller.get("/metrics")
+        assert found.status == 200
+        return found.body.decode()
+
+    assert "saccade:http_requests_total" in samples(asyncio.run(run()))

@@ -1,21 +1,26 @@
 """OpenAI's Responses API, through its own client: the same prompts and answers as chat completions."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import openai
+import orjson
 import pydantic
 import pytest
 
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.server.http.body_scan import Body
+from saccade.server.http.exchange import HttpExchange
 from saccade.server.response_store import EMPTY_CONVERSATION, ResponseStore
+from saccade.server.routes.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.pictures import data_url, encoded, picture
-from tests.server.fake import Caller, FakeEngine, Script, service_for
+from tests.server.fake import HANG_S, Caller, FakeEngine, Script, service_for
 from tests.server.sdk import saying, with_openai
 
 RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
@@ -384,6 +389,37 @@ def test_failed_requests_are_not_stored(serve: Serve) -> None:
     service, _ = serve(response_store_bytes=10**6)
     message = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
     assert refused(service, input=[message])[0] == 400 and service.responses.num_bytes == 0
+
+
+def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_in_the_store(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = serve(response_store_bytes=10**6)
+    is_gone, is_begun, is_read = asyncio.Event(), threading.Event(), threading.Event()
+    is_over = threading.Event()
+
+    def read(route: ResponsesRoute, exchange: HttpExchange, body: Body) -> Any:
+        is_begun.set()
+        assert is_over.wait(HANG_S)
+        try:
+            return own(route, exchange, body)
+        finally:
+            is_read.set()
+
+    own = ResponsesRoute.read
+    monkeypatch.setattr(ResponsesRoute, "read", read)
+
+    async def run() -> None:
+        body, kind = orjson.dumps({"input": "hi"}), {"content-type": "application/json"}
+        call = asyncio.create_task(Caller(service).call("POST", RESPONSES, body, kind, gone=is_gone))
+        assert await asyncio.to_thread(is_begun.wait, HANG_S)
+        is_gone.set()
+        await call
+        is_over.set()
+        assert await asyncio.to_thread(is_read.wait, HANG_S)
+
+    asyncio.run(run())
+    assert service.responses.num_bytes == 0
 
 
 @pytest.mark.parametrize(

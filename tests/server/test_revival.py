@@ -1,6 +1,9 @@
 """Health reports saturated and stuck parts, and a dead engine is restarted."""
 
 import asyncio
+import gc
+import io
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -9,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from saccade.client import back_off as back_off_module
 from saccade.client import liveness
@@ -17,27 +21,38 @@ from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
 from saccade.jobs import fair_threads
-from saccade.server import service
+from saccade.server import front_end, service
 from saccade.server.lifecycle import Launch, Stages, restart
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import ServerPhase
 from tests.inputs.folders import write_qwen
-from tests.server.fake import Caller, FakeEngine, service_for
+from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
 CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
 
 
-def test_restarts_stop_after_some_tries_in_a_row() -> None:
+def test_restarts_stop_after_some_tries_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     back_off = BackOff(lambda: now)
     delays = [back_off.next_delay_s() for _ in range(MAX_TRIES + 1)]
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, None]
     back_off.note_death()
     assert back_off.next_delay_s() is None, "it did not live long"
-    back_off.note_ready()
     now += STEADY_S
     back_off.note_death()
     assert back_off.next_delay_s() == 1.0
+
+    async def start() -> str:
+        nonlocal now
+        now += 10 * STEADY_S
+        return "an engine"
+
+    monkeypatch.setattr(back_off_module, "FIRST_DELAY_S", 0.0)
+    assert asyncio.run(back_off.restarted(start, "the engine")) == "an engine"
+    back_off.note_death()
+    left = [back_off.next_delay_s() for _ in range(MAX_TRIES - 1)]
+    assert left.count(None) == 1, "a slow start is no long life: its two tries count"
 
 
 @pytest.fixture
@@ -77,6 +92,31 @@ def test_a_dead_engine_is_replaced(
         assert (await caller.post(CHAT, {"messages": HELLO})).status == 200
 
     asyncio.run(run())
+
+
+def test_a_restart_that_breaks_ends_the_server_with_its_error(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*given: Any) -> FakeEngine:
+        return engine
+
+    async def breaks(*given: Any) -> None:
+        raise ValueError("odd")
+
+    async def dies() -> str:
+        return "gone"
+
+    monkeypatch.setattr(front_end, "start", started)
+    monkeypatch.setattr(front_end, "restart", breaks)
+    monkeypatch.setattr(engine, "wait_dead", dies)
+    front = front_end._Front(ServerSettings(restart_engine=True), Launch("m"), Console(file=io.StringIO()))
+    config = front.config()
+    config.load()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ValueError, match="odd"):
+            asyncio.run(asyncio.wait_for(front.run(config, listener), HANG_S))
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("restarts", [False, True])

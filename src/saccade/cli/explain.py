@@ -20,7 +20,7 @@ from saccade.terminal import Output, print_json, print_table
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
     from saccade.dry_run.steps import ExplainedPass
-    from saccade.inputs.plans import ImagePlan, VideoPlan
+    from saccade.inputs.plans import MediaPlan
     from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_STEPS_SHOWN = 12
@@ -135,16 +135,14 @@ def _image_size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def _plans(
-    asked: ExplainSettings, images: "ImageSettings | None", videos: "VideoSettings | None"
-) -> "list[ImagePlan | VideoPlan]":
+def _plans(asked: ExplainSettings, images: "ImageSettings | None", videos: "VideoSettings | None") -> "list[MediaPlan]":
     from saccade.inputs.plans import plan_image, plan_video
 
     if asked.image and images is None:
         raise ConfigError("this model takes no images (--image)")
     if asked.video and videos is None:
         raise ConfigError("this model takes no videos (--video)")
-    found: list[ImagePlan | VideoPlan] = []
+    found: list[MediaPlan] = []
     if images is not None:
         found += [plan_image(height, width, images) for width, height in map(_image_size, asked.image)]
     if videos is not None:

@@ -181,7 +181,7 @@ class Replicas:
             _log.error("replica %s: %s; the others keep serving", replica.name, reason)
             replica.back_off.note_death()
             await dead.aclose()
-            replica.engine = await self._started_again(replica)
+            replica.engine = await replica.back_off.restarted(replica.start, f"replica {replica.name}")
             if replica.engine is not None:
                 replica.trouble = ""
                 self._router.join(replica.name)
@@ -189,18 +189,6 @@ class Replicas:
         replica.is_given_up = True
         if all(other.is_given_up for other in self._replicas.values()) and not self._dead.done():
             self._dead.set_result(f"all engines died; the last one: {replica.trouble}")
-
-    async def _started_again(self, replica: _Replica) -> ServedEngine | None:
-        while (delay_s := replica.back_off.next_delay_s()) is not None:
-            await asyncio.sleep(delay_s)
-            try:
-                engine = await replica.start()
-            except (SaccadeError, OSError) as error:
-                _log.error("replica %s could not be restarted: %s", replica.name, error)
-            else:
-                replica.back_off.note_ready()
-                return engine
-        return None
 
     def _nobody(self, errors: list[SaccadeError]) -> SaccadeError:
         """The error for a request that no engine takes."""

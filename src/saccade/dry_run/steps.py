@@ -13,7 +13,7 @@ from saccade.execution.assembly import new_engine
 from saccade.execution.sizes import encoder_index_for
 from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
-from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
 from saccade.scheduling.orders import Encode, Orders, Pass, Run
@@ -67,7 +67,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
 
 
 def synthetic_prompt(
-    plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
+    plans: Sequence[MediaPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
 ) -> Prompt:
     """A prompt of new media followed by text. Its `name` makes the media differ from those of other prompts."""
     if settings is None:
@@ -77,7 +77,7 @@ def synthetic_prompt(
     ids: list[int] = []
     media = []
     for index, plan in enumerate(plans):
-        is_image = isinstance(plan, ImagePlan)
+        is_image = not plan.frames
         digest = f"{name}/{index}".encode().ljust(16, b".")
         media.append(Media("image" if is_image else "video", np.zeros((0, 0, 3), np.uint8), plan, digest))
         token = settings.image_token_id if is_image else settings.video_token_id

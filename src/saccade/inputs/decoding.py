@@ -11,7 +11,7 @@ from saccade.inputs.media.images import ImageLimits, Pixels, decode_image
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.media.videos import load_video
 from saccade.inputs.placeholders import Media
-from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
+from saccade.inputs.plans import MediaPlan, plan_image, plan_video
 from saccade.inputs.text.chat_messages import MediaRef
 from saccade.models.media import ImageSettings
 
@@ -38,7 +38,7 @@ class MediaDecoder:
             allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         return media
 
-    def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
+    def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, MediaPlan]:
         if isinstance(item.settings, ImageSettings):
             return self._decode_image(item, item.settings, allowance)
         with item.ref.named_in_errors():
@@ -49,7 +49,7 @@ class MediaDecoder:
         chosen.flags.writeable = False
         return chosen, plan
 
-    def _decode_image(self, item: Sized, settings: ImageSettings, allowance: Allowance) -> tuple[Pixels, ImagePlan]:
+    def _decode_image(self, item: Sized, settings: ImageSettings, allowance: Allowance) -> tuple[Pixels, MediaPlan]:
         assert item.image is not None, "images are measured"
         with item.ref.named_in_errors():
             if self.pool is None:
@@ -60,7 +60,7 @@ class MediaDecoder:
         self._check_plan(plan, settings, item.ref)
         return pixels, plan
 
-    def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
+    def _check_plan(self, plan: MediaPlan, settings: ImageSettings, ref: MediaRef) -> None:
         """The lower bound of a request can round an image up to more pixels than the engine has memory for."""
         height, width = plan.size_hw
         assert self.images is not None, "a model without them takes no images"

@@ -8,7 +8,7 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.media.images import PIXEL_BYTES, SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
 from saccade.inputs.media.videos import measure_frames
-from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
+from saccade.inputs.plans import MediaPlan, plan_image, plan_video
 from saccade.inputs.text.chat_messages import MediaRef
 from saccade.inputs.text.special_tokens import Segment
 from saccade.inputs.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class Sized:
     ref: MediaRef
     settings: ImageSettings | VideoSettings
     image: MeasuredImage | None = None
-    plan: ImagePlan | VideoPlan | None = None
+    plan: MediaPlan | None = None
 
     @property
     def num_tokens(self) -> int:

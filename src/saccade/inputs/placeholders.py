@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from saccade.errors import RequestError
 from saccade.inputs.media_settings import PlaceholderSettings
-from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import (
     FeatureRows,
     Ints,
@@ -34,7 +34,7 @@ class Media:
 
     kind: MediaKind
     pixels: npt.NDArray[np.uint8] = field(repr=False)
-    plan: ImagePlan | VideoPlan
+    plan: MediaPlan
     digest: bytes
     decode_s: float = field(default=0.0, repr=False, compare=False)
 
@@ -98,7 +98,7 @@ def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], setti
 
 
 def expand_text(
-    segments: Sequence[Segment], plans: Sequence[ImagePlan | VideoPlan], settings: PlaceholderSettings
+    segments: Sequence[Segment], plans: Sequence[MediaPlan], settings: PlaceholderSettings
 ) -> tuple[Segment, ...]:
     """Replaces markers with the family's text. `check_markers` must have passed."""
     remaining = iter(plans)
@@ -135,13 +135,13 @@ def _blocks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iter
     """The feature rows of each placeholder token of an image or video. Their offsets are not known yet."""
     frames, height, width = media.plan.grid_thw
     grid = (frames, height // settings.merge, width // settings.merge)
-    if isinstance(media.plan, VideoPlan) and settings.has_timestamps:
+    if media.kind == "video" and settings.has_timestamps:
         rows = grid[1] * grid[2]
         for frame in range(frames):
             yield FeatureRows(0, (1, grid[1], grid[2]), 1.0, media_idx, frame * rows)
         return
     interval = 1.0
-    if isinstance(media.plan, VideoPlan) and settings.tokens_per_second is not None:
+    if media.kind == "video" and settings.tokens_per_second is not None:
         interval = settings.tokens_per_second * media.plan.second_per_grid
     yield FeatureRows(0, grid, interval, media_idx)
 
@@ -173,16 +173,16 @@ def _markers(segment: Segment, settings: PlaceholderSettings) -> Iterator[tuple[
         yield match, "image" if match.group() == settings.image_marker else "video"
 
 
-def _expand(segment: Segment, plans: Iterator[ImagePlan | VideoPlan], settings: PlaceholderSettings) -> str:
+def _expand(segment: Segment, plans: Iterator[MediaPlan], settings: PlaceholderSettings) -> str:
     pieces, at = [], 0
-    for match, _ in _markers(segment, settings):
-        pieces += [segment.text[at : match.start()], _text_of(next(plans), settings)]
+    for match, kind in _markers(segment, settings):
+        pieces += [segment.text[at : match.start()], _text_of(kind, next(plans), settings)]
         at = match.end()
     return "".join([*pieces, segment.text[at:]])
 
 
-def _text_of(plan: ImagePlan | VideoPlan, settings: PlaceholderSettings) -> str:
-    if isinstance(plan, ImagePlan):
+def _text_of(kind: MediaKind, plan: MediaPlan, settings: PlaceholderSettings) -> str:
+    if kind == "image":
         return settings.image_text
     assert settings.video_text is not None, "a video was planned for a family that takes none"
     if not settings.has_timestamps:

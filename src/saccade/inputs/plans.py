@@ -15,30 +15,21 @@ _DEFAULT_FPS = 24.0  # assumed by transformers if a video's rate is unknown
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePlan:
-    """How an image is resized. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
+class MediaPlan:
+    """How an image or video is resized. `grid_thw` counts patches; `num_tokens` rows reach the language model. A video
+    is sampled, too: `frames` are indices into the given frames, and the last is repeated to fill the temporal patch.
+    `timestamps` has the seconds of each time step, `second_per_grid` their mean distance."""
 
     size_hw: tuple[int, int]
     grid_thw: tuple[int, int, int]
     num_patches: int
     num_tokens: int
+    frames: tuple[int, ...] = ()
+    timestamps: tuple[float, ...] = ()
+    second_per_grid: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class VideoPlan:
-    """How a video is sampled and resized. `frames` are indices into the given frames; the last is repeated to fill
-    the temporal patch. `timestamps` has the seconds of each time step, `second_per_grid` their mean distance."""
-
-    frames: tuple[int, ...]
-    size_hw: tuple[int, int]
-    grid_thw: tuple[int, int, int]
-    num_patches: int
-    num_tokens: int
-    timestamps: tuple[float, ...]
-    second_per_grid: float
-
-
-def plan_image(height: int, width: int, settings: ImageSettings) -> ImagePlan:
+def plan_image(height: int, width: int, settings: ImageSettings) -> MediaPlan:
     size = settings.fixed_size or smart_resize(
         height,
         width,
@@ -48,22 +39,22 @@ def plan_image(height: int, width: int, settings: ImageSettings) -> ImagePlan:
     )
     grid = (1, size[0] // settings.patch, size[1] // settings.patch)
     num_patches = grid[1] * grid[2]
-    return ImagePlan(size, grid, num_patches, num_patches // settings.merge**2)
+    return MediaPlan(size, grid, num_patches, num_patches // settings.merge**2)
 
 
-def plan_video(num_frames: int, height: int, width: int, fps: float | None, settings: VideoSettings) -> VideoPlan:
+def plan_video(num_frames: int, height: int, width: int, fps: float | None, settings: VideoSettings) -> MediaPlan:
     rate = _DEFAULT_FPS if fps is None else fps
     frames = sample_frames(num_frames, rate, settings)
     size = _video_size(len(frames), height, width, settings)
     padded = frames + frames[-1:] * (-len(frames) % settings.temporal_patch)
     grid = (len(padded) // settings.temporal_patch, size[0] // settings.patch, size[1] // settings.patch)
     num_patches = math.prod(grid)
-    return VideoPlan(
-        frames=padded,
+    return MediaPlan(
         size_hw=size,
         grid_thw=grid,
         num_patches=num_patches,
         num_tokens=num_patches // settings.merge**2,
+        frames=padded,
         timestamps=_timestamps(padded, rate, settings.temporal_patch),
         second_per_grid=settings.temporal_patch / (len(frames) / num_frames * rate),
     )

@@ -25,7 +25,7 @@ from saccade.inputs.measuring import (
     needed_bytes,
     size_media,
 )
-from saccade.inputs.media.images import ImageLimits
+from saccade.inputs.media.images import ImageLimits, check_counts
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
@@ -89,14 +89,7 @@ class Processor:
         self.pool = pool
 
     @classmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        *,
-        limits: ImageLimits | None = None,
-        chat_template: str = "",
-        pool: MediaPool | None = None,
-    ) -> "Processor":
+    def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
         """`chat_template` is the path of a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *config_eos_ids(folder))
@@ -110,7 +103,6 @@ class Processor:
             videos=read_video_settings(folder),
             placeholders=placeholders,
             limits=limits,
-            pool=pool,
         )
 
     def warm_up(self) -> None:
@@ -244,8 +236,7 @@ class Processor:
         """`images` are the settings of all images; `sizes` has other settings for some of them, by param."""
         for ref in rendered.media:
             self._check_supported(ref)
-        self._check_count(rendered.media, "image", self.limits.max_images)
-        self._check_count(rendered.media, "video", self.limits.max_videos)
+        check_counts(rendered.media, self.limits)
         settings = self.placeholders
         if settings is not None:
             check_markers(rendered.segments, [ref.kind for ref in rendered.media], settings)
@@ -279,12 +270,6 @@ class Processor:
             raise RequestError("this model takes no images; send text", param=ref.param, code="media_unsupported")
         if self.videos is None and ref.kind == "video":
             raise RequestError("this model takes no videos; send images", param=ref.param, code="media_unsupported")
-
-    def _check_count(self, media: Sequence[MediaRef], kind: MediaKind, limit: int) -> None:
-        same = [ref for ref in media if ref.kind == kind]
-        if len(same) > limit:
-            message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
-            raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
 
 def _picture() -> bytes:

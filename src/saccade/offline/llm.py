@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from os import PathLike, fspath
@@ -45,7 +45,7 @@ from saccade.offline.llm_pooling import (
 from saccade.offline.prompt_reader import PromptReader
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
-from saccade.wire.engine_metrics import Metric, counter, engine_metrics
+from saccade.wire.engine_metrics import Metric, counter, own_metrics, scheduler_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
@@ -126,7 +126,7 @@ class LLM:
         text, "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders. A list such
         as [{"image": ...}, {"video": ...}, {"image": ...}] gives media in order."""
         reader = PromptReader(list_prompts(prompts), lambda prompt: read_prompt(prompt, self.processor))
-        return self._run(reader, sampling_params, progress)
+        return self._answer(reader, sampling_params, progress)
 
     def chat(
         self,
@@ -142,7 +142,7 @@ class LLM:
         options = read_template_options(template, "chat")
         talks = list_conversations(messages)
         reader = PromptReader(talks, lambda talk: read_conversation(talk, self.processor, **options))
-        return self._run(reader, sampling_params, progress)
+        return self._answer(reader, sampling_params, progress)
 
     def embed(
         self,
@@ -197,8 +197,8 @@ class LLM:
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
-        phases, ranks = self.engine.phase_snapshots().values(), self._open.tensor_parallel
-        return [*found, *engine_metrics(self.engine.scheduler.stats(), phases, ranks)]
+        phases, stats = self.engine.phase_snapshots().values(), self.engine.scheduler.stats()
+        return [*found, *scheduler_metrics(stats), *own_metrics(stats, phases, self._open.tensor_parallel)]
 
     def _pool(
         self,
@@ -207,54 +207,52 @@ class LLM:
         finish: Callable[[NDArray[Any]], T],
         progress: bool,
     ) -> list[PoolingRequestOutput[T]]:
-        batch = _Batch()
         found = []
-        for request in self._run(reader, params, progress, batch):
-            vector = batch.requests[request.request_id].pooled
-            if vector is None:
-                raise SaccadeError(f"{request.request_id} has no vector: {request.outputs[0].stop_reason}")
-            found.append(PoolingRequestOutput(request.request_id, request.prompt_token_ids, finish(vector)))
+        for request_id, made in self._run(reader, params, progress).items():
+            if made.pooled is None:
+                raise SaccadeError(f"{request_id} has no vector: {made.streams[0].output.stop_reason}")
+            found.append(PoolingRequestOutput(request_id, made.prompt_ids.tolist(), finish(made.pooled)))
         return found
 
-    def _run(
-        self,
-        reader: PromptReader[Any],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool,
-        batch: _Batch | None = None,
+    def _answer(
+        self, reader: PromptReader[Any], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
     ) -> list[RequestOutput]:
-        wanted, batch = list_params(params, len(reader)), _Batch() if batch is None else batch
+        return [
+            RequestOutput(name, made.prompt_ids.tolist(), [each.output for each in made.streams], made.prompt_logprobs)
+            for name, made in self._run(reader, params, progress).items()
+        ]
+
+    def _run(
+        self, reader: PromptReader[Any], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
+    ) -> dict[str, RequestOutputs]:
+        chosen, batch = list_params(params, len(reader)), _Batch()
         with reader, progress_bar(Console(stderr=True) if progress else None) as bar:
             reader.read_all(bar)
             with self._turn:
-                return self._run_alone(reader, wanted, bar, batch)
+                try:
+                    self._run_all(reader, chosen, bar, batch)
+                finally:  # whatever was raised, the next call starts clean
+                    for request_id in batch.requests:
+                        self.engine.abort(request_id)
+                    while self.engine.has_work:
+                        self.engine.step()
+                self._note(batch.requests.values())
+                self._improve()
+                self._check_shadow()
+        return batch.requests
 
-    def _run_alone(
+    def _run_all(
         self, reader: PromptReader[Any], params: Sequence[SamplingParams], bar: Progress, batch: _Batch
-    ) -> list[RequestOutput]:
+    ) -> None:
         task = bar.add_task("generating", total=len(reader))
-        try:
-            for i, (prompt, wanted) in enumerate(zip(reader, params, strict=True)):
-                with naming_prompt(i, len(reader)):
-                    self._add_when_possible(prompt, wanted, batch)
-                bar.update(task, completed=batch.num_finished)
-            while self.engine.has_work:
-                self._step(batch)
-                bar.update(task, completed=batch.num_finished)
-            self.engine.scheduler.check()
-        finally:  # whatever was raised, the next call starts clean
-            for request_id in batch.requests:
-                self.engine.abort(request_id)
-            while self.engine.has_work:
-                self.engine.step()
-        found = [
-            RequestOutput(name, made.prompt_ids.tolist(), [each.output for each in made.streams], made.prompt_logprobs)
-            for name, made in batch.requests.items()
-        ]
-        self._note(found)
-        self._improve()
-        self._check_shadow()
-        return found
+        for i, (prompt, wanted) in enumerate(zip(reader, params, strict=True)):
+            with naming_prompt(i, len(reader)):
+                self._add_when_possible(prompt, wanted, batch)
+            bar.update(task, completed=batch.num_finished)
+        while self.engine.has_work:
+            self._step(batch)
+            bar.update(task, completed=batch.num_finished)
+        self.engine.scheduler.check()
 
     def _improve(self) -> None:
         """Captures graphs of frequent layouts, as an idle server does, but only a few because the caller waits."""
@@ -269,12 +267,12 @@ class LLM:
             if found is not None:
                 log.error("%s", found)
 
-    def _note(self, found: Sequence[RequestOutput]) -> None:
+    def _note(self, found: Iterable[RequestOutputs]) -> None:
         for request in found:
-            self._tokens["prompt_tokens"] += len(request.prompt_token_ids)
-            for output in request.outputs:
-                self._tokens["generation_tokens"] += len(output.token_ids)
-                self._ends[str(output.finish_reason)] += 1
+            self._tokens["prompt_tokens"] += len(request.prompt_ids)
+            for stream in request.streams:
+                self._tokens["generation_tokens"] += len(stream.output.token_ids)
+                self._ends[str(stream.output.finish_reason)] += 1
 
     def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
         """Adds a request. While the queue is full of this call's own requests, runs those."""

@@ -72,8 +72,8 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
     chosen = [SamplingParams() if params is None else params] * num_prompts
     if isinstance(params, Sequence):
         chosen = list(params)
-    if wrong := next((each for each in chosen if not isinstance(each, SamplingParams)), None):
-        message = f"sampling_params must be SamplingParams; got a {type(wrong).__name__}"
+    if wrong := [each for each in chosen if not isinstance(each, SamplingParams)]:
+        message = f"sampling_params must be SamplingParams; got a {type(wrong[0]).__name__}"
         raise RequestError(message, param="sampling_params")
     if len(chosen) != num_prompts:
         raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or just one")

@@ -24,7 +24,7 @@ class Ingress:
         prepared = await prepare(self._service, launch, Stages(lambda text: None, "", monotonic()))
         await asyncio.to_thread(prepared.processor.tokenizer.warm_up)
         engine = await RemoteEngine.connect(engines, prepared.processor, plan, found.deploy.most_replicas)
-        await open_service(self._service, launch, prepared, engine)
+        open_service(self._service, launch, prepared, engine)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return build_app(self._service)

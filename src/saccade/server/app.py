@@ -121,7 +121,7 @@ class AdmissionMiddleware:
         if isinstance(error, ClientGoneError):
             raise error
         found = explain(error, exchange.id)
-        if exchange.has_started:  # too late for an error reply: close the connection
+        if exchange.status is not None:  # too late for an error reply: close the connection
             raise error
         await found.response(exchange.envelope(found))(scope, exchange.receive, exchange.send)
 

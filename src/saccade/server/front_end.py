@@ -117,6 +117,8 @@ class _Front:
                 if self._settings.log_stats:
                     background.append(asyncio.create_task(WorkLine(self._service).run()))
                 await asyncio.wait({engine_ended, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if engine_ended.done():
+                    engine_ended.result()
             self._say("shutting down")
         finally:
             for task in background:

@@ -1,19 +1,18 @@
 """From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from saccade.client.back_off import BackOff
 from saccade.client.process import AsyncEngine
 from saccade.client.replicas import Replicas, StartOne, devices_of
 from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
-from saccade.errors import SaccadeError
 from saccade.inputs.media.media_loader import MediaSettings
 from saccade.inputs.media.media_pool import MediaPool
 from saccade.inputs.processor import Processor
@@ -34,7 +33,6 @@ COUNTED_BYTES = 10**6  # larger totals are bytes
 END_S = 10.0  # for writing the replies of aborted requests
 
 Say = Callable[[str], None]
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,10 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """What the front end reads from a checkpoint."""
+    """What the front end reads from a checkpoint. `values` are those of its config.json and its defaults."""
 
     folder: Path
+    values: Mapping[str, Any]
     processor: Processor
     defaults: GenerationDefaults
 
@@ -91,7 +90,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     engine = await _start_engines(launch, found.processor, service.settings, stages)
     await asyncio.wait({warming})
     stages.enter("")
-    await open_service(service, plan, found, engine)
+    open_service(service, plan, found, engine)
     return engine
 
 
@@ -111,16 +110,17 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
         processor.pool = service.media_pool = service.media_pool or MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
+    config = await asyncio.to_thread(Config.read, folder / "config.json")
     await asyncio.to_thread(processor.warm_up)
-    return PreparedModel(folder, processor, defaults)
+    return PreparedModel(folder, config.values, processor, defaults)
 
 
-async def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
+def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
+    """Cannot fail: nobody would close the engine."""
     inputs = found.processor
     template = None if inputs.template is None else inputs.template.source
-    config = await asyncio.to_thread(Config.read, found.folder / "config.json")
     media = (inputs.images, inputs.videos, inputs.placeholders)
-    configuration = repr((config.values, plan.engine, engine.ready.limits, template, media, found.defaults))
+    configuration = repr((found.values, plan.engine, engine.ready.limits, template, media, found.defaults))
     service.open(engine, found.defaults, tool_style(template), configuration=configuration)
 
 
@@ -154,17 +154,10 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
 
 async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Stages) -> ServedEngine | None:
     """Starts a new engine in place of a closed one and opens the service for requests; None if it will not start."""
-    while (delay_s := back_off.next_delay_s()) is not None:
-        await asyncio.sleep(delay_s)
-        try:
-            engine = await start(service, plan, stages)
-        except (SaccadeError, OSError) as error:
-            _log.error("the engine could not be restarted: %s", error)
-        else:
-            back_off.note_ready()
-            return engine
-    service.fail()
-    return None
+    engine = await back_off.restarted(partial(start, service, plan, stages), "the engine")
+    if engine is None:
+        service.fail()
+    return engine
 
 
 async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> str:

@@ -4,14 +4,17 @@ import asyncio
 from enum import Enum
 from hashlib import sha256
 from time import monotonic, time
+from typing import Any
 
 from saccade import __version__
 from saccade.client.served import ServedEngine
 from saccade.errors import EngineDeadError, RankGoneError
 from saccade.inputs.media.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.sizing import read_sizing
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.generation import GenerationDefaults
+from saccade.models.media import ImageSettings
 from saccade.server.figures.metrics import Metrics
 from saccade.server.figures.running_requests import RunningRequests
 from saccade.server.figures.telemetry import new_telemetry
@@ -129,6 +132,11 @@ class Service:
     @property
     def max_model_len(self) -> int:
         return self.engine.ready.limits.max_model_len
+
+    def image_sizing(self, kwargs: Any) -> ImageSettings | None:
+        """The sizes of images that a request asks for, within the limits of the checkpoint and the encoder."""
+        engine = self.engine
+        return read_sizing(kwargs, engine.processor.images, max_tokens=engine.ready.limits.encoder_budget_tokens)
 
     @property
     def max_sequences(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
+from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, listed, mapped, resolve, walk
 
 Schema = dict[str, Any]
 
@@ -82,7 +82,7 @@ class _Closer:
     def _branches(self, schema: Schema, away: frozenset[int] = frozenset()) -> Iterator[Schema]:
         """Schemas that apply to the same value, except those whose ids are in `away`."""
         for key in ("allOf", "anyOf", "oneOf"):
-            branches = (branch for branch in _listed(schema.get(key)) if isinstance(branch, dict))
+            branches = (branch for branch in listed(schema.get(key)) if isinstance(branch, dict))
             yield from (branch for branch in branches if id(branch) not in away)
         if (target := self._target(schema)) is not None:
             yield target
@@ -99,9 +99,9 @@ class _Closer:
 
     def _is_group(self, schema: Schema) -> bool:
         """Whether more than one schema applies to the same object."""
-        ways = len(_listed(schema.get("allOf"))) + sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
+        ways = len(listed(schema.get("allOf"))) + sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
         ways += not _OBJECT.isdisjoint(schema)
-        return ways > 1 or ("oneOf" in schema and not self._is_disjoint(_listed(schema["oneOf"])))
+        return ways > 1 or ("oneOf" in schema and not self._is_disjoint(listed(schema["oneOf"])))
 
     def _is_disjoint(self, branches: list[Any]) -> bool:
         """Whether no object can match two branches, even if they are open. Closing branches could otherwise hide that
@@ -153,7 +153,7 @@ class _Closer:
         while waiting:
             found = waiting.pop()
             for key in ("allOf", "anyOf", "oneOf"):
-                branches = [branch for branch in _listed(found.get(key)) if isinstance(branch, dict)]
+                branches = [branch for branch in listed(found.get(key)) if isinstance(branch, dict)]
                 waiting += branches
                 if key == "anyOf" or (key == "oneOf" and self._is_disjoint(branches)):
                     ids = frozenset(map(id, branches))
@@ -209,9 +209,9 @@ class _Names:
 
     def close(self, schema: Schema) -> None:
         if self.properties:
-            schema["properties"] = self.properties | _mapped(schema.get("properties"))
+            schema["properties"] = self.properties | mapped(schema.get("properties"))
         if self.patterns:
-            schema["patternProperties"] = self.patterns | _mapped(schema.get("patternProperties"))
+            schema["patternProperties"] = self.patterns | mapped(schema.get("patternProperties"))
         schema["additionalProperties"] = False
 
 
@@ -235,19 +235,19 @@ def _is_below(low: Any, high: Any) -> bool:
 
 def _children(schema: Schema) -> Iterator[Any]:
     for key in _MAPS:
-        yield from _mapped(schema.get(key)).values()
+        yield from mapped(schema.get(key)).values()
     for key in _LISTS:
-        yield from _listed(schema.get(key))
+        yield from listed(schema.get(key))
     yield from (schema[key] for key in _CHILDREN if key in schema)
 
 
 def _keys(members: list[Schema], key: str) -> Schema:
     """The names that any member has, each mapped to an unrestricted schema."""
-    return {name: {} for member in members for name in _mapped(member.get(key))}
+    return {name: {} for member in members for name in mapped(member.get(key))}
 
 
 def _required(members: list[Schema]) -> list[str]:
-    return [name for member in members for name in _listed(member.get("required")) if isinstance(name, str)]
+    return [name for member in members for name in listed(member.get("required")) if isinstance(name, str)]
 
 
 def _types(schema: Schema) -> list[Any]:
@@ -258,17 +258,9 @@ def _types(schema: Schema) -> list[Any]:
 def _tags(schema: Schema) -> dict[str, list[str]]:
     """Required properties that only allow given strings, with these strings."""
     required = set(_required([schema]))
-    kinds = {name: _mapped(kind) for name, kind in _mapped(schema.get("properties")).items() if name in required}
-    words = {name: [kind["const"]] if "const" in kind else _listed(kind.get("enum")) for name, kind in kinds.items()}
+    kinds = {name: mapped(kind) for name, kind in mapped(schema.get("properties")).items() if name in required}
+    words = {name: [kind["const"]] if "const" in kind else listed(kind.get("enum")) for name, kind in kinds.items()}
     return {name: found for name, found in words.items() if found and all(isinstance(word, str) for word in found)}
-
-
-def _mapped(value: Any) -> Schema:
-    return value if isinstance(value, dict) else {}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _copy(value: Any) -> Any:

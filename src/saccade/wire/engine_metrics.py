@@ -70,14 +70,6 @@ def gauge(plain: str, text: str, value: float, **labels: str) -> Metric:
     return Metric(plain, "gauge", text, value, labels)
 
 
-def engine_metrics(
-    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel = ONE_RANK
-) -> Iterator[Metric]:
-    """`phases` are snapshots of the phases' runners."""
-    yield from scheduler_metrics(scheduler)
-    yield from own_metrics(scheduler, phases, ranks)
-
-
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
     """Metrics that other engines also have. The `num_pending` requests not yet with the scheduler count as waiting."""
     yield gauge("num_requests_running", "requests that run", scheduler.running)
@@ -97,9 +89,9 @@ def job_metrics(kind: str, jobs: JobStats) -> Iterator[Metric]:
 
 
 def own_metrics(
-    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel
+    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel = ONE_RANK
 ) -> Iterator[Metric]:
-    """Metrics that only this engine has."""
+    """Metrics that only this engine has. `phases` are snapshots of the phases' runners."""
     yield gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
     for phase in phases:
         name = str(phase["phase"])

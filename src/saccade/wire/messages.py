@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct, field, msgpack
 
 from saccade.inputs.placeholders import Media, Prompt
-from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows, Ints
 from saccade.inputs.text.chat_messages import MediaKind
 from saccade.wire.engine_metrics import JobStats, SchedulerStats, new_step_tokens
@@ -28,13 +28,12 @@ PromptArrays = Sequence[npt.NDArray[Any]]
 
 
 class MediaHead(Struct, frozen=True, array_like=True):
-    """An image or video without its pixels; exactly one of the plans is set."""
+    """An image or video without its pixels."""
 
     kind: MediaKind
     shape: tuple[int, ...]
     digest: bytes
-    image: ImagePlan | None
-    video: VideoPlan | None
+    plan: MediaPlan
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
@@ -55,10 +54,15 @@ class StartEngine(Struct, frozen=True, tag=True):
     compares_ranks: bool = True  # refuses to start if ranks get different results
 
 
-class Add(Struct, frozen=True, tag=True):
-    """`deadline` is a monotonic time; all processes of a machine share that clock."""
+class Numbered(Struct, frozen=True):
+    """`serial` tells which request or question a message is about."""
 
     serial: int
+
+
+class Add(Numbered, frozen=True, tag=True):
+    """`deadline` is a monotonic time; all processes of a machine share that clock."""
+
     prompt: PromptHead
     params: SamplingParams
     turn: Turn
@@ -66,50 +70,44 @@ class Add(Struct, frozen=True, tag=True):
     cache_salt: str | None
 
 
-class Abort(Struct, frozen=True, tag=True):
-    serial: int
+class Abort(Numbered, frozen=True, tag=True):
+    """End a request with all of its outputs."""
 
 
-class Stop(Struct, frozen=True, tag=True):
-    serial: int
+class Stop(Numbered, frozen=True, tag=True):
     index: int
     stop: str
 
 
-class AskStats(Struct, frozen=True, tag=True):
+class AskStats(Numbered, frozen=True, tag=True):
     """With `passes_since`, also asks for the passes with a greater number."""
 
-    serial: int
     passes_since: int | None = None
 
 
-class Flush(Struct, frozen=True, tag=True):
+class Flush(Numbered, frozen=True, tag=True):
     """Empty the prompt and image caches, unless requests are running or waiting."""
 
-    serial: int
 
-
-class BeginTrace(Struct, frozen=True, tag=True):
+class BeginTrace(Numbered, frozen=True, tag=True):
     """Record what the engine does until `EndTrace`, for at most `limit_s`."""
 
-    serial: int
     limit_s: float
 
 
-class EndTrace(Struct, frozen=True, tag=True):
-    serial: int
+class EndTrace(Numbered, frozen=True, tag=True):
+    """Answered with what was recorded."""
 
 
-class StartProfile(Struct, frozen=True, tag=True):
+class StartProfile(Numbered, frozen=True, tag=True):
     """Profile the engine's process until `StopProfile`, for at most `limit_s`. The file goes into `folder`."""
 
-    serial: int
     folder: str
     limit_s: float
 
 
-class StopProfile(Struct, frozen=True, tag=True):
-    serial: int
+class StopProfile(Numbered, frozen=True, tag=True):
+    """Answered with the profile's file."""
 
 
 class Close(Struct, frozen=True, tag=True):
@@ -150,8 +148,7 @@ class Updates(Struct, frozen=True, tag=True):
     news: list[News]
 
 
-class Refused(Struct, frozen=True, tag=True):
-    serial: int
+class Refused(Numbered, frozen=True, tag=True):
     kind: Literal["request", "capacity", "internal"]
     message: str
     param: str | None = None
@@ -159,8 +156,7 @@ class Refused(Struct, frozen=True, tag=True):
     retry_after_s: float = 0.0
 
 
-class StatsReply(Struct, frozen=True, tag=True):
-    serial: int
+class StatsReply(Numbered, frozen=True, tag=True):
     scheduler: SchedulerStats
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
@@ -171,22 +167,19 @@ class StatsReply(Struct, frozen=True, tag=True):
     passes: list[PassRecord] = []
 
 
-class Flushed(Struct, frozen=True, tag=True):
-    serial: int
+class Flushed(Numbered, frozen=True, tag=True):
     is_done: bool
 
 
-class Traced(Struct, frozen=True, tag=True):
+class Traced(Numbered, frozen=True, tag=True):
     """Answers `BeginTrace` without a trace, and `EndTrace` with the one recorded, if any."""
 
-    serial: int
     trace: EngineTrace | None = None
 
 
-class Profiled(Struct, frozen=True, tag=True):
+class Profiled(Numbered, frozen=True, tag=True):
     """A profile was started, or written to `file`. If that failed, `problem` says why."""
 
-    serial: int
     file: str = ""
     problem: str = ""
 
@@ -258,15 +251,11 @@ def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
 
 
 def _head(media: Media) -> MediaHead:
-    plan = media.plan
-    image, video = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
-    return MediaHead(media.kind, media.pixels.shape, media.digest, image, video)
+    return MediaHead(media.kind, media.pixels.shape, media.digest, media.plan)
 
 
 def _media(head: MediaHead, frame: memoryview) -> Media:
-    plan = head.image or head.video
-    assert plan is not None, f"a {head.kind} without a plan"
-    return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), plan, head.digest)
+    return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), head.plan, head.digest)
 
 
 def _bytes(array: Ints) -> bytes:

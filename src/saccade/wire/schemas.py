@@ -42,9 +42,9 @@ def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
         hold("levels", depth, MAX_NESTING)
         hold("values", counts["values"], MAX_VALUES)
         if isinstance(value, dict):
-            counts["squares"] += _size(value.get("properties"), dict) ** 2
-            counts["name patterns"] += _size(value.get("patternProperties"), dict)
-            counts["branches"] += sum(_size(value.get(key), list) for key in _LISTS)
+            counts["squares"] += len(mapped(value.get("properties"))) ** 2
+            counts["name patterns"] += len(mapped(value.get("patternProperties")))
+            counts["branches"] += sum(len(listed(value.get(key))) for key in _LISTS)
             multiple = value.get("multipleOf")
             if isinstance(multiple, int | float):
                 digits = Decimal(str(multiple)).as_tuple().digits[:20]
@@ -68,7 +68,7 @@ class _Scale:
     def weigh(self, schema: Any) -> Weight:
         if not isinstance(schema, dict):
             return 1, 1
-        parts = [*map(self.weigh, _listed(schema.get("allOf")))]
+        parts = [*map(self.weigh, listed(schema.get("allOf")))]
         parts += [self._either(schema[key]) for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
         if isinstance(schema.get("$ref"), str):
             parts.append(self._follow(schema["$ref"]))
@@ -88,10 +88,9 @@ class _Scale:
         return _most(weights)[0], sum(weight[1] for weight in weights)
 
     def _children(self, schema: dict[str, Any]) -> list[Weight]:
-        found = [schema.get(key) for key in _CHILDREN] + _listed(schema.get("prefixItems"))
+        found = [schema.get(key) for key in _CHILDREN] + listed(schema.get("prefixItems"))
         for key in (*_CHILD_MAPS, "$defs", "definitions"):
-            if isinstance(schema.get(key), dict):
-                found += schema[key].values()
+            found += mapped(schema.get(key)).values()
         return [self.weigh(child) for child in found]
 
     def _follow(self, pointer: str) -> Weight:
@@ -126,13 +125,13 @@ def resolve(root: Any, pointer: str) -> Any:
     return value
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def mapped(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _most(weights: list[Weight]) -> Weight:
     return max((w[0] for w in weights), default=1), max((w[1] for w in weights), default=1)
-
-
-def _size(value: Any, kind: type[Any]) -> int:
-    return len(value) if isinstance(value, kind) else 0

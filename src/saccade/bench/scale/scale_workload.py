@@ -12,7 +12,7 @@ from saccade.bench.scale.scale_replica import IMAGE_ROWS
 from saccade.bench.scale.scale_settings import ScaleSettings
 from saccade.cache.prefix import Span
 from saccade.inputs.placeholders import Media, Prompt
-from saccade.inputs.plans import ImagePlan
+from saccade.inputs.plans import MediaPlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.routing import affinity_key, request_tokens
 from saccade.scheduling.request import Request
@@ -21,7 +21,7 @@ from saccade.wire.sampling_params import SamplingParams
 
 HEAD_TOKENS = 14  # of the chat template, before the image
 TEXT_TOKENS = (12, 128)  # fewest and most after the image, as in sglang#15320
-IMAGE_PLAN = ImagePlan((576, 576), (1, 36, 36), 1296, IMAGE_ROWS)
+IMAGE_PLAN = MediaPlan((576, 576), (1, 36, 36), 1296, IMAGE_ROWS)
 _NO_PIXELS = np.zeros((1, 1, 3), np.uint8)
 _NO_DIGEST = bytes(32)
 _IMAGES_KEPT = 2**16

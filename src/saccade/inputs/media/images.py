@@ -12,7 +12,7 @@ DCT and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixe
 import binascii
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +28,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImage
 from saccade.errors import RequestError
 from saccade.inputs.media.headers import Format, Header, read_header
 from saccade.inputs.media.jpeg import count_visits, is_plain
+from saccade.inputs.text.chat_messages import MediaRef
 
 Pixels = npt.NDArray[np.uint8]
 NewPixels = Callable[[tuple[int, ...]], Pixels]
@@ -187,6 +188,14 @@ def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
 
 def too_large(what: str, limit: int, *, code: str = "media_too_large") -> RequestError:
     return RequestError(f"{what} has more than {limit} bytes, which is the limit", code=code, status=413)
+
+
+def check_counts(media: Sequence[MediaRef], limits: ImageLimits) -> None:
+    for kind, limit in (("image", limits.max_images), ("video", limits.max_videos)):
+        same = [ref for ref in media if ref.kind == kind]
+        if len(same) > limit:
+            message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
+            raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
 
 def check_size(height: int, width: int, limits: ImageLimits) -> None:
@@ -352,7 +361,8 @@ def _unwrap(body: str) -> str:
     if "\r" in body or "\n" in body:  # searching is 100 times faster than replacing, and line breaks are rare
         body = body.replace("\r", "").replace("\n", "")
     if "%" in body:
-        body = body.replace("%2B", "+").replace("%2F", "/").replace("%3D", "=")
+        for escape, char in (("%2B", "+"), ("%2F", "/"), ("%3D", "=")):
+            body = body.replace(escape, char).replace(escape.lower(), char)
     return body + "=" * (-len(body) % 4)
 
 

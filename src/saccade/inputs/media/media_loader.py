@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from saccade.config import check_at_least, refused, setting
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.media.fetch import Fetcher, FetchPolicy, read_domains
-from saccade.inputs.media.images import ImageLimits, read_data_url, too_large
+from saccade.inputs.media.images import ImageLimits, check_counts, read_data_url, too_large
 from saccade.inputs.media.videos import read_video_url
 from saccade.inputs.text.chat_messages import MediaKind, MediaRef, find_sources, with_sources
 
@@ -88,7 +88,6 @@ class MediaLoader:
 
     def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
         self.settings = settings
-        self._counts = settings.counts()
         self._limits = settings.limits()
         self._root = os.path.realpath(settings.allowed_local_media_path) if settings.allowed_local_media_path else None
         policy = FetchPolicy(
@@ -104,7 +103,7 @@ class MediaLoader:
         several parts is read once. After each read, `hold` gets the number of bytes and raises if it is too much."""
         found = find_sources(messages)
         refs = [ref for _, _, ref in found]
-        self.check_counts(refs)
+        check_counts(refs, self._limits)
         return with_sources(messages, found, await self._load_all(refs, hold))
 
     async def load(self, kind: MediaKind, source: Any) -> bytes | list[bytes]:
@@ -122,13 +121,6 @@ class MediaLoader:
             return await self._fetch(kind, source)
         message = "a URL must begin with data:, https:, http: or file:"
         raise RequestError(message, code="media_invalid_url")
-
-    def check_counts(self, refs: Sequence[MediaRef]) -> None:
-        for kind, limit in self._counts.items():
-            same = [ref for ref in refs if ref.kind == kind]
-            if len(same) > limit:
-                message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
-                raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
     async def aclose(self) -> None:
         """Ends the threads that look up names. There are no open connections between requests."""

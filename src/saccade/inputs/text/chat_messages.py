@@ -62,23 +62,15 @@ def read_messages(messages: Any, roles: frozenset[str] = ROLES) -> Conversation:
     return Conversation(read, tuple(media))
 
 
-def find_media(part: Any, param: str) -> MediaRef | None:
-    """The image or video of a content part, or None for other parts. Errors call the part `param`."""
-    type_ = (part.get("type") or _guess_type(part)) if isinstance(part, dict) else None
-    return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
-
-
-def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
-    """(message index, part index, media) for every image and video. Skips invalid messages and parts."""
+def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
+    """(message index, part index, media) for every image and video with a source. Skips invalid messages and parts."""
+    found = []
     for i, message in enumerate(_listed(messages)):
         for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None)):
-            if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None:
-                yield i, j, ref
-
-
-def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
-    """The media parts that have a source."""
-    return [found for found in media_parts(messages) if found[2].source is not None]
+            type_ = (part.get("type") or _guess_type(part)) if isinstance(part, dict) else None
+            if isinstance(type_, str) and type_ in _KIND_OF_TYPE:
+                found.append((i, j, _read_media(part, type_, f"messages[{i}].content[{j}]")))
+    return [one for one in found if one[2].source is not None]
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:

@@ -53,12 +53,7 @@ class ChatTemplate:
     """A compiled template. Rendering keeps no state, so threads may share it."""
 
     def __init__(
-        self,
-        source: str,
-        guarded: GuardedTokens | None = None,
-        *,
-        named_tokens: Mapping[str, str] | None = None,
-        fuel: int = FUEL,
+        self, source: str, guarded: GuardedTokens | None = None, *, named_tokens: Mapping[str, str] | None = None
     ) -> None:
         """A user's `guarded` tokens stay plain text. `named_tokens` are variables such as bos_token."""
         self._guarded = guarded or GuardedTokens()
@@ -67,7 +62,7 @@ class ChatTemplate:
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
         self._marks = "".join(unused_marks(source))
-        self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
+        self._environment = _compile(_GENERATION_TAG.sub("", source))
 
     def render(
         self,
@@ -166,9 +161,9 @@ def _either(for_tools: str, default: str) -> str:
     return "{% if tools %}" + first + "{% else %}" + second + "{% endif %}"
 
 
-def _compile(source: str, fuel: int) -> minijinja.Environment:
+def _compile(source: str) -> minijinja.Environment:
     environment = minijinja.Environment(
-        fuel=fuel,
+        fuel=FUEL,
         debug=False,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -99,7 +99,8 @@ class EndedRequest:
 
 
 class Metrics:
-    """All counters of one server. Counters only grow; gauges are read at each scrape."""
+    """All counters of one server. Counters only grow; gauges are read at each scrape, which runs in a thread while the
+    event loop counts on."""
 
     def __init__(self, model_name: str, style: str) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -205,20 +206,17 @@ class Metrics:
         yield from _families([*ended, prompt, output])
 
     def _own(self, facts: Facts) -> Iterator[Metric]:
-        stages = [((stage,), histogram) for stage, histogram in self._stages.items()]
-        replies = self._replies.items()
-        families = [
-            *_families(
-                counter("http_requests", "replies", num, path=path, status=status) for (path, status), num in replies
-            ),
-            _histogram_family("image_preprocess_seconds", "preparation of a request", ("stage",), stages),
-            *_front_families(facts),
+        stages = [((stage,), histogram) for stage, histogram in dict(self._stages).items()]
+        replies = dict(self._replies).items()
+        figures = [
+            counter("http_requests", "replies", num, path=path, status=status) for (path, status), num in replies
         ]
-        figures = []
+        figures += _front_figures(facts)
         for name, engine in facts.engines.items():
             labels = {"engine": name} if facts.is_replicated else {}
             figures += [replace(one, labels={**one.labels, **labels}) for one in _own_figures(engine)]
-        for family in (*families, *_families(figures)):
+        text = "preparation of a request"
+        for family in (*_families(figures), _histogram_family("image_preprocess_seconds", text, ("stage",), stages)):
             yield _renamed(family, PREFIX, family.name)
 
 
@@ -254,14 +252,14 @@ class _Scrape(Collector):
         return self._families
 
 
-def _front_families(facts: Facts) -> Iterator[Metric]:
-    yield GaugeMetricFamily("requests_pending", "requests being prepared", facts.num_pending)
-    yield GaugeMetricFamily("ready", "whether requests are accepted", float(facts.is_ready))
-    yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
+def _front_figures(facts: Facts) -> Iterator[EngineMetric]:
+    yield gauge("requests_pending", "requests being prepared", facts.num_pending)
+    yield gauge("ready", "whether requests are accepted", facts.is_ready)
+    yield counter("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
-        yield GaugeMetricFamily("time_to_ready_seconds", "seconds from start to ready", facts.time_to_ready_s)
+        yield gauge("time_to_ready_seconds", "seconds from start to ready", facts.time_to_ready_s)
     if facts.media_jobs is not None:
-        yield from _families(job_metrics("media", facts.media_jobs))
+        yield from job_metrics("media", facts.media_jobs)
 
 
 def _own_figures(engine: EngineReport) -> Iterator[EngineMetric]:

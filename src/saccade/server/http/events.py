@@ -58,10 +58,7 @@ class EventStream(Response):
         ping_s: float,
         format: StreamFormat,
     ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.media_type = "text/event-stream"
-        self.init_headers(_HEADERS)
+        super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._exchange, self._first, self._chunks = exchange, first, chunks
         self._ping_s, self._format = ping_s, format

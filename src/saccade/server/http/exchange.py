@@ -52,10 +52,6 @@ class HttpExchange:
         assert isinstance(found, HttpExchange)
         return found
 
-    @property
-    def has_started(self) -> bool:
-        return self.status is not None
-
     async def __aenter__(self) -> "HttpExchange":
         self._owner = asyncio.current_task()
         return self

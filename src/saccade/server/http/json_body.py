@@ -99,5 +99,13 @@ def _with_texts(value: Any, texts: dict[str, str]) -> Any:
     return value
 
 
+def is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 def json_reply(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")

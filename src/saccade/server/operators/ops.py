@@ -20,6 +20,7 @@ from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import json_reply
 from saccade.server.http_errors import HttpError, engine_dead, starting
 from saccade.server.operators.openapi import build_document
+from saccade.server.operators.watching import answered
 from saccade.server.requests.protocol import AbortRequest
 from saccade.server.requests.reading import read_request
 from saccade.server.service import ServerPhase, Service
@@ -136,11 +137,8 @@ class OpsRoutes:
 
     async def flush_cache(self, request: Request) -> Response:
         """Empties the prompt and image caches, like SGLang's route of this name."""
-        try:
-            async with asyncio.timeout(STATS_S):
-                is_done = await self._service.engine.flush_cache()
-        except TimeoutError:
-            raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=STATS_S) from None
+        async with answered(STATS_S):
+            is_done = await self._service.engine.flush_cache()
         if not is_done:
             text = "requests are running or waiting; caches can be emptied only when there are none; try again"
             raise HttpError(400, text, code="not_idle")

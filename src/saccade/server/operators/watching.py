@@ -29,11 +29,11 @@ class WatchRoutes:
         seconds = _seconds(request.query_params.get("seconds", "5"))
         engine, requests = self._one(), self._service.requests
         with self._alone():
-            async with _answered():
+            async with answered():
                 await engine.begin_trace(seconds + GRACE_S)
             with requests.recording():
                 await asyncio.sleep(seconds)
-                async with _answered():
+                async with answered():
                     found = await engine.end_trace()
                 prepared = requests.known()
         if found is None:
@@ -44,13 +44,13 @@ class WatchRoutes:
         settings = self._service.settings
         if not settings.profile_folder:
             raise HttpError(400, "profiles need a folder; start the server with --profile-folder", code="no_folder")
-        async with _answered():
+        async with answered():
             await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
         return json_reply(told)
 
     async def stop_profile(self, request: Request) -> Response:
-        async with _answered():
+        async with answered():
             file = await self._one().stop_profile()
         return json_reply({"status": "stopped", "file": file})
 
@@ -84,10 +84,10 @@ def _seconds(text: str) -> float:
 
 
 @asynccontextmanager
-async def _answered() -> AsyncIterator[None]:
+async def answered(limit_s: float = ANSWER_S) -> AsyncIterator[None]:
     """A time limit: the engine answers between two steps, or when it has written a profile."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(limit_s):
             yield
     except TimeoutError:
         raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=5.0) from None

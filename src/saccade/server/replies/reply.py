@@ -46,16 +46,20 @@ class Reply(ABC):
     def stream_format(self) -> StreamFormat:
         return CHUNKS
 
+    def timings(self) -> dict[str, Any]:
+        return {"timings": self.answer.timings()} if self.job.wants_timings else {}
+
     async def response(self) -> Response:
-        if self.job.request.stream:
+        if getattr(self.job.request, "stream", False):
             ping_s = self.service.settings.sse_ping_s
             return await event_stream(self.exchange, self._chunks(), ping_s=ping_s, format=self.stream_format())
         async for _ in self._chunks():
             pass
         params = self.job.params
-        has_scores = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers to write
+        numbers = (params.logprobs, params.prompt_logprobs, params.pooling)
+        is_long = any(one is not None for one in numbers)  # takes a thread to write
         in_thread, caller = self.service.workers.in_thread, self.job.caller
-        body = await in_thread(caller, self._json) if has_scores else self._json()
+        body = await in_thread(caller, self._json) if is_long else self._json()
         return Response(body, media_type="application/json")
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
@@ -67,7 +71,7 @@ class Reply(ABC):
             yield chunk
 
     def _json(self) -> bytes:
-        return orjson.dumps(self.body())
+        return orjson.dumps(self.body(), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @dataclass(slots=True)
@@ -147,11 +151,11 @@ class OpenAIReply(Reply, Generic[C]):
             reply["prompt_logprobs"] = prompt_entries(self.tokenizer, self.prompt_scores.get(0, ()))
         if self.job.request.return_token_ids:
             reply["prompt_token_ids"] = self.answer.prompt_ids[0].tolist()
-        return reply | self._timings()
+        return reply | self.timings()
 
     def ending(self) -> bytes:
         fields = {"usage": self.answer.usage()} if self._options.include_usage else {}
-        fields |= self._timings()
+        fields |= self.timings()
         return self._writer.last(fields) if fields else b""
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -185,10 +189,9 @@ class OpenAIReply(Reply, Generic[C]):
         is_wanted = self._options.include_usage and self._options.continuous_usage_stats
         return orjson.dumps(self.answer.usage()) if is_wanted else b""
 
-    def _timings(self) -> dict[str, Any]:
-        if not self.job.wants_timings:
-            return {}
-        return {"timings": self.answer.timings(), "passes": msgspec.to_builtins(self.answer.passes)}
+    def timings(self) -> dict[str, Any]:
+        found = super().timings()
+        return found and {**found, "passes": msgspec.to_builtins(self.answer.passes)}
 
 
 class ChunkWriter:

@@ -1,36 +1,46 @@
 """Request models of Anthropic's Messages API. Messages are checked elsewhere: `messages_request` reads their blocks,
 and `inputs.text.chat_messages` checks the result."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from saccade.server.requests.protocol import Int, Number, Priority, ProcessorKwargs, Texts, Tools, Wire, json_object
+from saccade.server.requests.protocol import (
+    STRING,
+    EngineRequest,
+    Int,
+    Number,
+    ProcessorKwargs,
+    Renames,
+    Texts,
+    Tools,
+    Values,
+    Wire,
+    json_object,
+)
 
-_STRING = {"type": "string"}
 _SOURCE = {
     "oneOf": [
-        json_object("type", "media_type", "data", type={"enum": ["base64"]}, media_type=_STRING, data=_STRING),
-        json_object("type", "url", type={"enum": ["url"]}, url=_STRING),
+        json_object("type", "media_type", "data", type={"enum": ["base64"]}, media_type=STRING, data=STRING),
+        json_object("type", "url", type={"enum": ["url"]}, url=STRING),
     ]
 }
-_TEXT_BLOCK = json_object("type", "text", type={"enum": ["text"]}, text=_STRING)
+_TEXT_BLOCK = json_object("type", "text", type={"enum": ["text"]}, text=STRING)
 _BLOCK = {
     "oneOf": [
         _TEXT_BLOCK,
         json_object("type", "source", type={"enum": ["image"]}, source=_SOURCE),
-        json_object("type", "tool_use_id", type={"enum": ["tool_result"]}, tool_use_id=_STRING, content=_STRING),
+        json_object("type", "tool_use_id", type={"enum": ["tool_result"]}, tool_use_id=STRING, content=STRING),
     ]
 }
 _MESSAGE = json_object(
     "role",
     "content",
     role={"enum": ["user", "assistant", "system"]},
-    content={"oneOf": [_STRING, {"type": "array", "items": _BLOCK}]},
+    content={"oneOf": [STRING, {"type": "array", "items": _BLOCK}]},
 )
 BlockMessages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
-System = Annotated[Any, WithJsonSchema({"oneOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK}]})]
+System = Annotated[Any, WithJsonSchema({"oneOf": [STRING, {"type": "array", "items": _TEXT_BLOCK}]})]
 
 
 class Thinking(Wire):
@@ -70,12 +80,12 @@ class CountTokensRequest(Wire):
     mm_processor_kwargs: ProcessorKwargs | None = None
 
     # Other names: of OpenAI, and of Anthropic's beta.
-    INSTEAD: ClassVar[Mapping[str, str]] = {
+    INSTEAD: ClassVar[Renames] = {
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "output_format": "output_config.format",
     }
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    UNSUPPORTED: ClassVar[Values] = {
         **dict.fromkeys(INSTEAD, (None,)),
         "container": (None,),
         "mcp_servers": (None, []),
@@ -83,7 +93,7 @@ class CountTokensRequest(Wire):
     }
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, EngineRequest):
     max_tokens: Annotated[Int, Field(ge=1)]
     stop_sequences: Texts | None = None
     temperature: Number | None = None
@@ -93,6 +103,3 @@ class MessagesRequest(CountTokensRequest):
     # Extensions, named as in chat completions.
     seed: Int | None = None
     ignore_eos: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    priority: Priority | None = None
-    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None

@@ -1,26 +1,25 @@
 """Requests for vectors and scores: OpenAI's embeddings with vLLM's extensions, vLLM's scores, Jina's and Cohere's
 rerank. Fields about sampling are ignored, since nothing is generated."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from saccade.server.requests.protocol import (
+    STRING,
+    EngineRequest,
     Id,
     Int,
     Messages,
-    Number,
-    Priority,
     ProcessorKwargs,
     PromptField,
-    Wire,
+    Renames,
+    Values,
     json_object,
 )
 
-_STRING = {"type": "string"}
-_CONTENT = {"anyOf": [_STRING, json_object(text=_STRING, image=_STRING)]}
+_CONTENT = {"anyOf": [STRING, json_object(text=STRING, image=STRING)]}
 
 
 def _read_items(value: Any) -> Any:
@@ -38,17 +37,13 @@ Items = Annotated[
 ]
 
 
-class PoolingRequest(Wire):
-    model: str | None = None
+class PoolingRequest(EngineRequest):
     mm_processor_kwargs: ProcessorKwargs | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    priority: Priority | None = None
     request_id: Id | None = None
     rid: Id | None = None
     timings: bool | None = None
-    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    UNSUPPORTED: ClassVar[Values] = {
         "stream": (None, False),
         "truncate_prompt_tokens": (None, -1),  # to the model's length, beyond which prompts are refused
         "chat_template": (None,),
@@ -70,17 +65,17 @@ class EmbeddingRequest(PoolingRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     # Of vLLM: other bytes in base64, and other names for normalize.
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    UNSUPPORTED: ClassVar[Values] = {
         **PoolingRequest.UNSUPPORTED,
         "embed_dtype": (None, "float32"),
         "endianness": (None, "native", "little"),
         "use_activation": (None, True),
     }
-    INSTEAD: ClassVar[Mapping[str, str]] = {"use_activation": "normalize"}
+    INSTEAD: ClassVar[Renames] = {"use_activation": "normalize"}
 
 
 # A score is always a probability.
-_AS_LOGITS: Mapping[str, tuple[Any, ...]] = dict.fromkeys(("use_activation", "activation", "softmax"), (None, True))
+_AS_LOGITS = dict.fromkeys(("use_activation", "activation", "softmax"), (None, True))
 
 
 class ScoreRequest(PoolingRequest):
@@ -92,7 +87,7 @@ class ScoreRequest(PoolingRequest):
     documents: Items | None = None
     instruction: str | None = None
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**PoolingRequest.UNSUPPORTED, **_AS_LOGITS}
+    UNSUPPORTED: ClassVar[Values] = {**PoolingRequest.UNSUPPORTED, **_AS_LOGITS}
 
 
 class RerankRequest(PoolingRequest):
@@ -102,7 +97,7 @@ class RerankRequest(PoolingRequest):
     return_documents: bool | None = None
     instruction: str | None = None
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    UNSUPPORTED: ClassVar[Values] = {
         **PoolingRequest.UNSUPPORTED,
         **_AS_LOGITS,
         "rank_fields": (None, []),

@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 MAX_ID_LENGTH = 128
+Values = Mapping[str, tuple[Any, ...]]
+Renames = Mapping[str, str]
 
 
 def _whole(value: Any) -> Any:
@@ -39,17 +41,17 @@ def _few_biases(value: Any) -> Any:
 
 Biases = Annotated[dict[str, Number], BeforeValidator(_few_biases)]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=MAX_ID_LENGTH)]
-_STRING = {"type": "string"}
+STRING = {"type": "string"}
 
 
 def json_object(*required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
 
 
-_IMAGE_URL = json_object("url", url=_STRING, detail={"enum": ["auto", "low", "high"]})
+_IMAGE_URL = json_object("url", url=STRING, detail={"enum": ["auto", "low", "high"]})
 _PART = {
     "oneOf": [
-        json_object("type", "text", type={"enum": ["text"]}, text=_STRING),
+        json_object("type", "text", type={"enum": ["text"]}, text=STRING),
         json_object("type", "image_url", type={"enum": ["image_url"]}, image_url=_IMAGE_URL),
     ]
 }
@@ -57,7 +59,7 @@ _MESSAGE = json_object(
     "role",
     "content",
     role={"enum": ["system", "user", "assistant"]},
-    content={"oneOf": [_STRING, {"type": "array", "items": _PART}]},
+    content={"oneOf": [STRING, {"type": "array", "items": _PART}]},
 )
 Messages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
 _WHOLE = {"type": "integer", "minimum": 1}
@@ -69,7 +71,7 @@ ProcessorKwargs = Annotated[
     ),
 ]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
-_TEXTS = {"type": "array", "items": _STRING}
+_TEXTS = {"type": "array", "items": STRING}
 _CHUNK = 2**16  # ids checked at once; other threads run in between
 
 
@@ -105,7 +107,7 @@ def _no_prompt() -> PydanticCustomError:
 PromptField = Annotated[
     Any,
     BeforeValidator(_read_prompt),
-    WithJsonSchema({"anyOf": [_STRING, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+    WithJsonSchema({"anyOf": [STRING, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
 ]
 
 
@@ -115,9 +117,9 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     # Fields of other servers that would change the answer, with the values that would not; others are refused.
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    UNSUPPORTED: ClassVar[Values] = {}
     # What to send for some of them, which are ignored if that is sent, too.
-    INSTEAD: ClassVar[Mapping[str, str]] = {}
+    INSTEAD: ClassVar[Renames] = {}
     NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that are models
 
 
@@ -168,10 +170,18 @@ class SamplingFields(Wire):
     logit_bias: Biases | None = None
 
 
-class SamplingRequest(SamplingFields):
-    """Fields that chat and text completions share."""
+class EngineRequest(Wire):
+    """Fields of all requests that the engine runs."""
 
     model: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    priority: Priority | None = None
+    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
+
+
+class SamplingRequest(EngineRequest, SamplingFields):
+    """Fields that chat and text completions share."""
+
     max_tokens: Int | None = None
     min_tokens: Int | None = None
     seed: Int | None = None
@@ -190,13 +200,10 @@ class SamplingRequest(SamplingFields):
     ebnf: str | None = None
     json_schema: dict[str, Any] | str | None = None
     disable_any_whitespace: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    priority: Priority | None = None
     request_id: Id | None = None
     rid: Id | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
-    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
 
     UNSUPPORTED = {
         "bad_words": (None, []),
@@ -371,10 +378,6 @@ class TokenizeRequest(Wire):
     return_token_strs: bool | None = None
 
     UNSUPPORTED = {"chat_template": (None,)}
-
-    @property
-    def template_variables(self) -> dict[str, Any] | None:
-        return self.chat_template_kwargs
 
 
 class DetokenizeRequest(Wire):

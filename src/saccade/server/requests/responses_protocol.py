@@ -1,28 +1,29 @@
 """Request model of OpenAI's Responses API. Items of the input are read by `responses_request`."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from saccade.server.requests.protocol import (
+    STRING,
+    EngineRequest,
     Int,
     Number,
-    Priority,
     ProcessorKwargs,
     ReasoningEffort,
+    Renames,
     Texts,
     Tools,
+    Values,
     Wire,
     json_object,
 )
 
-_STRING = {"type": "string"}
 _PART = {
     "oneOf": [
-        json_object("type", "text", type={"enum": ["input_text"]}, text=_STRING),
-        json_object("type", "image_url", type={"enum": ["input_image"]}, image_url=_STRING),
+        json_object("type", "text", type={"enum": ["input_text"]}, text=STRING),
+        json_object("type", "image_url", type={"enum": ["input_image"]}, image_url=STRING),
     ]
 }
 _ITEM = json_object(
@@ -30,7 +31,7 @@ _ITEM = json_object(
     "content",
     type={"enum": ["message"]},
     role={"enum": ["user", "assistant", "system", "developer"]},
-    content={"oneOf": [_STRING, {"type": "array", "items": _PART}]},
+    content={"oneOf": [STRING, {"type": "array", "items": _PART}]},
 )
 
 
@@ -43,7 +44,7 @@ def _text_or_list(value: Any) -> Any:
 Input = Annotated[
     Any,
     BeforeValidator(_text_or_list),
-    WithJsonSchema({"oneOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]}),
+    WithJsonSchema({"oneOf": [STRING, {"type": "array", "minItems": 1, "items": _ITEM}]}),
 ]
 
 
@@ -71,8 +72,7 @@ class ReasoningConfig(Wire):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(Wire):
-    model: str | None = None
+class ResponsesRequest(EngineRequest):
     input: Input
     instructions: str | None = None
     max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
@@ -97,12 +97,9 @@ class ResponsesRequest(Wire):
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    priority: Priority | None = None
-    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
 
     # The names of chat completions for what has another name here.
-    INSTEAD: ClassVar[Mapping[str, str]] = {
+    INSTEAD: ClassVar[Renames] = {
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
@@ -111,7 +108,7 @@ class ResponsesRequest(Wire):
         "guided_json": "text.format",
         "reasoning_effort": "reasoning.effort",
     }
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    UNSUPPORTED: ClassVar[Values] = {
         **dict.fromkeys(INSTEAD, (None,)),
         **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids"), (None,)),
         "n": (None, 1),

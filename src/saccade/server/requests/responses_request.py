@@ -25,24 +25,26 @@ HARMLESS_INCLUDES = frozenset(
 
 
 class ResponsesChat(TranslatedChat):
-    """`asked` is what the client sent, without its input. `call_names` has the client's names of its tools."""
+    """`asked` is what the client sent, without its input. `kept` is the conversation to store, if any. `call_names` has
+    the client's names of its tools."""
 
     asked: ResponsesRequest
-    is_kept: bool
+    kept: Any  # a StoredConversation, which pydantic would copy
     call_names: dict[str, CallName]
 
 
 def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: bool) -> ResponsesChat:
     """`before` is the conversation that the input continues."""
     _check(asked)
-    items = input_items(asked)
+    is_text = isinstance(asked.input, str)
+    items = [{"type": "message", "role": "user", "content": asked.input}] if is_text else asked.input
     builder = ChatBuilder()
     if asked.instructions:
         builder.add({"role": "system", "content": asked.instructions}, "instructions")
     for item in before.items:
         _add_item(builder, item, "previous_response_id")
     for i, item in enumerate(items):
-        _add_item(builder, item, "input" if isinstance(asked.input, str) else f"input[{i}]")
+        _add_item(builder, item, "input" if is_text else f"input[{i}]")
     if not items or not builder.messages:
         raise wrong("it must have at least one message", "input")
     fields = same_fields(asked) | {"messages": builder.messages, "places": builder.places}
@@ -53,13 +55,7 @@ def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: boo
     fields["max_tokens"] = asked.max_output_tokens
     fields["reasoning_effort"] = asked.reasoning.effort if asked.reasoning is not None else None
     fields["asked"] = asked.model_copy(update={"input": "", "tools": kept_tools(asked.tools)})  # without images
-    return ResponsesChat(is_kept=is_kept, **fields)
-
-
-def input_items(asked: ResponsesRequest) -> list[Any]:
-    if isinstance(asked.input, str):
-        return [{"type": "message", "role": "user", "content": asked.input}]
-    return list(asked.input)
+    return ResponsesChat(kept=before.then(items) if is_kept else None, **fields)
 
 
 def _check(asked: ResponsesRequest) -> None:

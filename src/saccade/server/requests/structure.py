@@ -1,5 +1,6 @@
 """Reduces all the ways to ask for structured output to one grammar. None of them is ever ignored."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -7,10 +8,10 @@ import orjson
 
 from saccade.errors import RequestError
 from saccade.server.requests.protocol import GenerateParams, ResponseFormat, SamplingRequest, StructuredOutputs
-from saccade.wire.grammar import Grammar
+from saccade.wire.grammar import Grammar, GrammarKind
 
-Asked = list[tuple[str, Grammar]]
-_KINDS = {
+Wish = tuple[str, GrammarKind, Any]  # a field, the kind of grammar that it asks for, and its value
+_KINDS: dict[str, GrammarKind] = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -25,9 +26,9 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     """The grammar a request asks for; asking in two ways is an error."""
     asked = _asked(request)
     if len(asked) > 1:
-        names = " and ".join(name for name, _ in asked[:2])
+        names = " and ".join(name for name, *_ in asked[:2])
         raise RequestError(f"{names} both ask for structure; send only one", param=asked[1][0], code="invalid_value")
-    return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
+    return replace(_grammar(*asked[0]), has_whitespace=_wants_whitespace(request)) if asked else None
 
 
 def structure_param(request: object) -> str | None:
@@ -42,49 +43,41 @@ def _wants_whitespace(request: SamplingRequest | GenerateParams) -> bool:
     return next((wish for wish in wishes if wish is not None), True) is False
 
 
-def _asked(request: SamplingRequest | GenerateParams) -> Asked:
-    asked: Asked = []
+def _asked(request: SamplingRequest | GenerateParams) -> list[Wish]:
+    wishes: list[Wish] = []
     if isinstance(request, SamplingRequest):
-        if request.response_format is not None:
-            asked += _from_format(request.response_format)
-        if request.structured_outputs is not None:
-            asked += _from_structured(request.structured_outputs)
-    return asked + [
-        (name, _grammar(name, kind, value))
-        for name, kind in _KINDS.items()
-        if (value := getattr(request, name, None)) is not None
-    ]
+        wishes += [*_from_format(request.response_format), *_from_structured(request.structured_outputs)]
+    wishes += [(name, kind, getattr(request, name, None)) for name, kind in _KINDS.items()]
+    return [wish for wish in wishes if wish[2] is not None]
 
 
-def _from_format(asked: ResponseFormat) -> Asked:
-    match asked.type:
-        case "text":
-            return []
-        case "json_object":
-            return [("response_format", Grammar("json_object"))]
-        case "json_schema":
-            schema = None if asked.json_schema is None else asked.json_schema.schema_
-            if schema is None:
-                param = "response_format.json_schema.schema"
-                raise RequestError(f"{param} is missing", param=param, code="missing_parameter")
-            return [("response_format", _grammar("response_format", "json_schema", schema))]
+def _from_format(asked: ResponseFormat | None) -> Iterator[Wish]:
+    if asked is None or asked.type == "text":
+        return
+    if asked.type == "json_object":
+        yield "response_format", "json_object", ""
+        return
+    schema = None if asked.json_schema is None else asked.json_schema.schema_
+    if schema is None:
+        param = "response_format.json_schema.schema"
+        raise RequestError(f"{param} is missing", param=param, code="missing_parameter")
+    yield "response_format", "json_schema", schema
 
 
-def _from_structured(asked: StructuredOutputs) -> Asked:
+def _from_structured(asked: StructuredOutputs | None) -> Iterator[Wish]:
+    if asked is None:
+        return
     if asked.structural_tag is not None:
         param = "structured_outputs.structural_tag"
         raise RequestError(f"{param} is not supported; use json", param=param, code="unsupported_parameter")
-    wishes = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
-    names = {name: f"structured_outputs.{name}" for name in wishes}
-    found = [
-        (names[name], _grammar(names[name], _KINDS[f"guided_{name}"], value))
-        for name, value in wishes.items()
-        if value is not None
-    ]
-    return found + ([("structured_outputs.json_object", Grammar("json_object"))] if asked.json_object else [])
+    yield "structured_outputs.json", "json_schema", asked.json_
+    yield "structured_outputs.regex", "regex", asked.regex
+    yield "structured_outputs.choice", "choice", asked.choice
+    yield "structured_outputs.grammar", "lark", asked.grammar
+    yield "structured_outputs.json_object", "json_object", "" if asked.json_object else None
 
 
-def _grammar(name: str, kind: Any, value: Any) -> Grammar:
+def _grammar(name: str, kind: GrammarKind, value: Any) -> Grammar:
     if isinstance(value, str):
         return Grammar(kind, value)
     try:

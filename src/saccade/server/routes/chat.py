@@ -9,16 +9,18 @@ from starlette.responses import Response
 
 from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
+from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.sizing import read_sizing
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.logprobs import chat_entries
 from saccade.server.replies.reply import OpenAIReply, ReplyChoice
 from saccade.server.requests.intake import PromptRoute, RequestJob
+from saccade.server.requests.pooling_protocol import EmbeddingRequest
 from saccade.server.requests.protocol import ChatRequest, TokenizeRequest
 from saccade.server.requests.request_params import chat_params
 from saccade.server.requests.structure import structure_param
+from saccade.server.requests.translated import Names, TranslatedChat, rename_error
 from saccade.server.service import Service
 from saccade.server.text.reasoning import Reasoning, ReasoningParser, after_reasoning, ends_in_reasoning
 from saccade.server.text.tool_parser import (
@@ -56,7 +58,9 @@ class ChatRoute(PromptRoute[ChatRequest]):
 
     def prompts(self, request: ChatRequest, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
         tools = request.tools if may_call(request) else None
-        prompt = chat_prompt(self.service, request, messages, tools, allowance)
+        prompt = chat_prompt(
+            self.service, request, messages, allowance, variables=request.template_variables, tools=tools
+        )
         request.messages = []  # the images are in the prompt now
         return (prompt,)
 
@@ -72,23 +76,43 @@ class ChatRoute(PromptRoute[ChatRequest]):
             job.params = replace(job.params, grammar=after_reasoning(job.params.grammar, is_calls=is_calls))
 
 
+class TranslatedRoute(ChatRoute):
+    """A route of another API over chat completions: errors name the fields that its clients send."""
+
+    names: Names
+    format_param: str
+
+    def structure_param(self, request: ChatRequest) -> str:
+        return self.format_param if request.response_format is not None else "tools"
+
+    def rename(self, error: RequestError, request: ChatRequest) -> None:
+        assert isinstance(request, TranslatedChat), "see `read`"
+        rename_error(error, request.places, self.names)
+
+
 def may_call(request: ChatRequest) -> bool:
     return request.tools is not None and request.tool_choice != "none"
 
 
 def chat_prompt(
-    service: Service, request: ChatRequest | TokenizeRequest, messages: Any, tools: Any, allowance: Allowance
+    service: Service,
+    request: ChatRequest | TokenizeRequest | EmbeddingRequest,
+    messages: list[Any],
+    allowance: Allowance,
+    *,
+    variables: dict[str, Any] | None,
+    tools: Any = None,
+    has_prompt: bool = True,
 ) -> Prompt:
-    """Images get the size that the request asks for, within the limits of the checkpoint and the encoder."""
-    engine = service.engine
-    budget = engine.ready.limits.encoder_budget_tokens
-    return engine.processor.chat(
+    """`has_prompt` is the default of `add_generation_prompt`."""
+    wants_prompt = request.add_generation_prompt
+    return service.engine.processor.chat(
         messages,
         tools=tools,
-        add_generation_prompt=request.add_generation_prompt is not False,
+        add_generation_prompt=has_prompt if wants_prompt is None else wants_prompt,
         continue_final_message=bool(request.continue_final_message),
-        variables=request.template_variables,
-        images=read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget),
+        variables=variables,
+        images=service.image_sizing(request.mm_processor_kwargs),
         allowance=allowance,
     )
 

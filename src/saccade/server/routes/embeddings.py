@@ -11,11 +11,11 @@ from starlette.responses import Response
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.sizing import read_sizing
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.pooling_reply import VectorReply
 from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.pooling_protocol import EmbeddingRequest
+from saccade.server.routes.chat import chat_prompt
 from saccade.server.routes.completions import PromptText, listed_prompts
 from saccade.wire.sampling_params import SamplingParams
 
@@ -68,19 +68,11 @@ class EmbeddingRoute(PromptRoute[EmbeddingRequest]):
             raise
 
     def _chat(self, request: EmbeddingRequest, messages: list[Any], allowance: Allowance) -> Prompt:
-        engine = self.service.engine
-        budget = engine.ready.limits.encoder_budget_tokens
-        prompt = engine.processor.chat(
-            messages,
-            add_generation_prompt=bool(request.add_generation_prompt),
-            continue_final_message=bool(request.continue_final_message),
-            variables=request.chat_template_kwargs,
-            images=read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget),
-            allowance=allowance,
-        )
+        variables = request.chat_template_kwargs
+        prompt = chat_prompt(self.service, request, messages, allowance, variables=variables, has_prompt=False)
         if not request.add_special_tokens:
             return prompt
-        return engine.processor.ended(prompt, allowance=allowance, param="messages")
+        return self.service.engine.processor.ended(prompt, allowance=allowance, param="messages")
 
     def settle(self, job: RequestJob[EmbeddingRequest]) -> None:
         if job.request.messages is not None:
@@ -98,7 +90,7 @@ class EmbeddingReply(VectorReply):
             "model": self.job.model,
             "data": [
                 {"object": "embedding", "index": i, "embedding": self._embedding(vector)}
-                for i, vector in enumerate(self.found())
+                for i, vector in enumerate(self.vectors)
             ],
             "usage": self.usage(),
             **self.timings(),

@@ -137,9 +137,7 @@ class GenerateReply(Reply):
         }
         if self.job.request.return_logprob:
             meta |= self._scores(output)
-        if self.job.wants_timings:
-            meta["timings"] = self.answer.timings()
-        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta | self.timings()}
 
     def _finish(self, output: _Output, delta: Delta) -> dict[str, Any] | None:
         """Why the text ended, if it did. For a stop, `matched` is the token or string, or the model's own end token."""

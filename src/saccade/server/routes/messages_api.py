@@ -4,7 +4,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from saccade.errors import RequestError
 from saccade.server.http.body_scan import Body
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import json_reply
@@ -14,14 +13,14 @@ from saccade.server.requests.messages_protocol import CountTokensRequest, Messag
 from saccade.server.requests.messages_request import NAMES, to_chat
 from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.reading import read_request
-from saccade.server.requests.translated import TranslatedChat, rename_error
-from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.chat import TranslatedRoute
 from saccade.server.routes.messages_reply import MessagesReply, messages_error
 
 PATH = "/v1/messages"
 
 
-class MessagesRoute(ChatRoute):
+class MessagesRoute(TranslatedRoute):
+    names, format_param = NAMES, "output_config.format"
     asked: type[CountTokensRequest] = MessagesRequest
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
@@ -31,12 +30,6 @@ class MessagesRoute(ChatRoute):
         settings = self.service.settings
         asked, ignored = read_request(self.asked, body, settings.max_body_values)
         return to_chat(asked, has_reasoning=bool(settings.reasoning_parser)), ignored
-
-    def structure_param(self, request: ChatRequest) -> str:
-        return "output_config.format" if request.response_format is not None else "tools"
-
-    def rename(self, error: RequestError, request: ChatRequest) -> None:
-        rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
 
 
 class CountTokensRoute(MessagesRoute):

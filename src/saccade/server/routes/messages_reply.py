@@ -7,6 +7,7 @@ import orjson
 from saccade.client.stream import Delta
 from saccade.server.http.events import StreamFormat, named_event
 from saccade.server.http.exchange import HttpExchange
+from saccade.server.http.json_body import is_json
 from saccade.server.http_errors import HttpError, aborted
 from saccade.server.replies.reply import Reply
 from saccade.server.requests.intake import RequestJob
@@ -142,8 +143,5 @@ def messages_error(error: HttpError, request_id: str) -> Fields:
 def _filled(block: Fields, text: str) -> Fields:
     if block["type"] != "tool_use":
         return block | {block["type"]: text}
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:  # cut off by the length limit
-        return block
-    return block | {"input": orjson.Fragment(text)}
+    is_whole = is_json(text)  # or cut off by the length limit
+    return block | {"input": orjson.Fragment(text)} if is_whole else block

@@ -12,7 +12,6 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.media.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.sizing import read_sizing
 from saccade.inputs.text.rank_prompts import Content, find_answers, plain_text, read_content, score_of
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.replies.pooling_reply import VectorReply
@@ -67,27 +66,19 @@ class RankingRoute(PromptRoute[R]):
         return loaded
 
     def prompts(self, request: R, messages: list[Any], allowance: Allowance) -> tuple[Prompt, ...]:
-        engine, compared = self.service.engine, self.compared(request)
-        budget = engine.ready.limits.encoder_budget_tokens
-        images = read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget)
+        processor, compared = self.service.engine.processor, self.compared(request)
+        images = self.service.image_sizing(request.mm_processor_kwargs)
         contents = [message["content"] for message in messages]
         found = []
         for first, second in compared.pairs:
             allowance.check_cancelled()
             try:
-                found.append(
-                    engine.processor.pair(
-                        contents[first],
-                        contents[second],
-                        instruction=request.instruction,
-                        images=images,
-                        allowance=allowance,
-                    )
-                )
+                sides, instruction = (contents[first], contents[second]), request.instruction
+                found.append(processor.pair(*sides, instruction=instruction, images=images, allowance=allowance))
             except RequestError as error:
-                sides = {"query": first, "document": second, "messages": second}
-                if error.param in sides:
-                    error.param = compared.names[sides[error.param]]
+                places = {"query": first, "document": second, "messages": second}
+                if error.param in places:
+                    error.param = compared.names[places[error.param]]
                 raise
         return tuple(found)
 
@@ -140,7 +131,7 @@ class ScoreReply(VectorReply):
     job: RequestJob[ScoreRequest]
 
     def body(self) -> Any:
-        scores = [score_of(vector) for vector in self.found()]
+        scores = [score_of(vector) for vector in self.vectors]
         return {
             "id": f"score-{self.job.public_id}",
             "object": "list",
@@ -164,7 +155,7 @@ class RerankReply(VectorReply):
         job.request.documents, job.request.query = [], ""  # they may have megabytes of media
 
     def body(self) -> Any:
-        scores = [score_of(vector) for vector in self.found()]
+        scores = [score_of(vector) for vector in self.vectors]
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: self.job.request.top_n]
         return {
             "id": f"rerank-{self.job.public_id}",

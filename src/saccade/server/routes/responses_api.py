@@ -11,17 +11,17 @@ from saccade.server.requests.intake import RequestJob
 from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.reading import read_request
 from saccade.server.requests.responses_protocol import ResponsesRequest
-from saccade.server.requests.responses_request import NAMES, input_items, to_chat
+from saccade.server.requests.responses_request import NAMES, ResponsesChat, to_chat
 from saccade.server.requests.responses_tools import left_out
-from saccade.server.requests.translated import TranslatedChat, rename_error
 from saccade.server.response_store import EMPTY_CONVERSATION, StoredConversation
-from saccade.server.routes.chat import ChatRoute
+from saccade.server.routes.chat import TranslatedRoute
 from saccade.server.routes.responses_reply import ResponsesReply, response_key, response_of
 
 NO_STORE = "this server does not store responses; start it with --response-store-bytes"
 
 
-class ResponsesRoute(ChatRoute):
+class ResponsesRoute(TranslatedRoute):
+    names, format_param = NAMES, "text.format"
     prompt_param = "input"
 
     @property
@@ -29,7 +29,14 @@ class ResponsesRoute(ChatRoute):
         return self.service.responses.is_on
 
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
-        return await ResponsesReply(self.service, exchange, job).response()
+        reply, chat, store = ResponsesReply(self.service, exchange, job), job.request, self.service.responses
+        assert isinstance(chat, ResponsesChat), "see `read`"
+        if chat.kept is not None:
+            key = response_key(exchange)
+            exchange.exits.callback(store.drop, *key)
+            store.begin(*key, chat.kept)
+            chat.kept = None  # only the store holds it, which may evict it
+        return await reply.response()
 
     def read(self, exchange: HttpExchange, body: Body) -> tuple[ChatRequest, tuple[str, ...]]:
         asked, ignored = read_request(ResponsesRequest, body, self.service.settings.max_body_values)
@@ -37,20 +44,9 @@ class ResponsesRoute(ChatRoute):
         if asked.store and not store.is_on:
             raise _no_store("store", "or send store: false")
         asked = self._with_referenced(exchange, asked)
-        before = self._before(exchange, asked)
         is_kept = store.is_on and asked.store is not False
-        chat = to_chat(asked, before, is_kept=is_kept)
-        if is_kept:
-            key = response_key(exchange)
-            store.begin(*key, before.then(input_items(asked)))
-            exchange.exits.callback(store.drop, *key)
+        chat = to_chat(asked, self._before(exchange, asked), is_kept=is_kept)
         return chat, (*ignored, *left_out(asked.tools))
-
-    def structure_param(self, request: ChatRequest) -> str:
-        return "text.format" if request.response_format is not None else "tools"
-
-    def rename(self, error: RequestError, request: ChatRequest) -> None:
-        rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
 
     def _with_referenced(self, exchange: HttpExchange, asked: ResponsesRequest) -> ResponsesRequest:
         """The request with items of earlier answers in place of references to them."""

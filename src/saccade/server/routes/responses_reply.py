@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
-import orjson
-
 from saccade.client.stream import Delta
 from saccade.server.http.events import StreamFormat, named_event
 from saccade.server.http.exchange import HttpExchange
+from saccade.server.http.json_body import is_json
 from saccade.server.http_errors import HttpError, aborted
 from saccade.server.replies.reply import Reply
 from saccade.server.requests.intake import RequestJob
@@ -115,7 +114,7 @@ class ResponsesReply(Reply):
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "reasoning": asked.reasoning.model_dump() if asked.reasoning is not None else None,
-            "store": self.job.request.is_kept,
+            "store": self.job.request.kept is not None,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": asked.tool_choice or "auto",
@@ -239,7 +238,7 @@ class ItemWriter:
         item, arguments = self._call, "".join(self._arguments)
         assert item is not None, "a call that was not begun has ended"
         self._call = None
-        status = "completed" if _is_json(arguments) else "incomplete"  # cut off by the length limit
+        status = "completed" if is_json(arguments) else "incomplete"  # cut off by the length limit
         done = _event("function_call_arguments.done", self._at(item), name=item["name"], arguments=arguments)
         return [done, *self._end(item | {"arguments": arguments, "status": status})]
 
@@ -255,14 +254,6 @@ class ItemWriter:
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}_{self._unique_id}_{len(self.done)}"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
 
 
 def _event(kind: str, at: Fields, **more: Any) -> Fields:

@@ -44,7 +44,8 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
         if request.prompt is not None:
             has_bos = request.add_special_tokens is not False
             return (self.service.engine.processor.text(request.prompt, has_bos=has_bos, allowance=allowance),)
-        return (chat_prompt(self.service, request, messages, request.tools, allowance),)
+        variables = request.chat_template_kwargs
+        return (chat_prompt(self.service, request, messages, allowance, variables=variables, tools=request.tools),)
 
     def _tokens(self, prompt: Prompt, *, has_strings: bool) -> dict[str, Any]:
         tokenizer = self.service.engine.processor.tokenizer

@@ -114,7 +114,7 @@ class Place:
 
 
 class EndRate:
-    """How fast requests end, from the last ones that did."""
+    """How fast requests end, from the last ones that did. Threads may ask while the event loop notes more."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=REMEMBERED)
@@ -125,7 +125,7 @@ class EndRate:
     def seconds_for(self, num_ends: int) -> float | None:
         """How long `num_ends` requests take to end; None if too few ended lately."""
         now = monotonic()
-        lately = [end for end in self._ends if end > now - RECENT_S]
+        lately = [end for end in self._ends.copy() if end > now - RECENT_S]
         return num_ends * (now - lately[0]) / len(lately) if len(lately) > 1 else None
 
 
