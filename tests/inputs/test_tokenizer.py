@@ -154,6 +154,9 @@ def test_has_bos_adds_only_tokens_that_precede_a_text(single: str, before: list[
 def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(ConfigError, match=r"has tokenizer\.model but no tokenizer\.json; write one with transformers"):
+        load(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer("{}")
     with pytest.raises(ConfigError, match="WordPiece"):
