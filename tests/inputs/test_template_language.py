@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from saccade.errors import RequestError
 from saccade.inputs.text.chat_template import ChatTemplate
+from saccade.inputs.text.special_tokens import GuardedTokens
 
 NUMBERS = {"whole": 2.0, "zero": 0.0, "tiny": 1e-07, "large": 1e22, "half": 2.5, "below": -0.0, "count": 3, "no": None}
 SCHEMA = {"type": "object", "properties": {"n": {"type": ["number", "null"], "minimum": 1.0}}}
@@ -86,6 +88,32 @@ def test_kinds_of_values_are_told_apart(value: str) -> None:
 def test_arguments_of_calls_are_printed_as_in_python(shown: str) -> None:
     """A history with other numbers than the model wrote would not be what it was trained on."""
     assert "no=" in assert_same(ARGUMENTS + "{{ key }}={{ " + shown + " }};{% endfor %}")
+
+
+def test_arguments_of_calls_are_text_for_templates_that_join_them() -> None:
+    """Such as DeepSeek-R1's."""
+    source = "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+    source += "{{ '<' + call.function.name + ' ' + call.function.arguments + '>' }}{% endfor %}{% endfor %}"
+    text = '{"city": "Łódź", "days": 2.0, "<|im_end|>": [1e-07, null]}'
+    call = {"type": "function", "function": {"name": "f", "arguments": text}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rendered = ChatTemplate(source, GuardedTokens(["<|im_end|>"])).render(messages)
+    assert [rendered.text] == render_jinja_template([messages], chat_template=source)[0]
+    assert [segment.text for segment in rendered.segments if segment.is_plain] == ["<|im_end|>"]
+    with pytest.raises(RequestError, match="cannot be rendered"):
+        ChatTemplate(source.replace("name", "nothing.at")).render(messages)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_calls_without_content_are_seen_by_templates_that_test_for_null(content: Any) -> None:
+    """Such as DeepSeek-R1's, which prints no calls of other messages."""
+    source = "{% for message in messages %}{% if message['role'] == 'assistant' and message['content'] is none %}"
+    source += "{{ message.tool_calls[0].function.name }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+    assert ChatTemplate(source).render(messages).text == "xf"
+    messages[1] = {"role": "assistant", "content": content}
+    assert ChatTemplate(source).render(messages).text == "x", "without calls it is empty, as everywhere"
 
 
 def test_schemas_of_tools_are_printed_as_in_python() -> None:

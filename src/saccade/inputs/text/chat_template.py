@@ -15,7 +15,13 @@ from saccade.errors import ConfigError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.text.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.text.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
-from saccade.inputs.text.template_language import TEMPLATE, RefusalError, compile_template, with_exact_floats
+from saccade.inputs.text.template_language import (
+    TEMPLATE,
+    RefusalError,
+    compile_template,
+    with_exact_floats,
+    with_text_arguments,
+)
 
 # Instructions of the template VM. A turn costs 100 to 300; using up all of the fuel takes about 0.2 s.
 FUEL = 5_000_000
@@ -25,6 +31,8 @@ _RESERVED = frozenset(
 )
 # A loop over the content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
 _PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
+# DeepSeek's templates ask so which messages have tool calls to print; those with an empty text have none.
+_NULL_TEST = re.compile(r"message\[['\"]content['\"]\]\s+is\s+(?:not\s+)?none\b")
 _STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
 
 
@@ -57,6 +65,7 @@ class ChatTemplate:
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
+        self._takes_null = _NULL_TEST.search(source) is not None
         self._marks = "".join(unused_marks(source))
         self._environment = compile_template(source, fuel)
 
@@ -84,10 +93,12 @@ class ChatTemplate:
         for message in protected:
             if "tool_calls" in message:
                 message["tool_calls"] = with_exact_floats(message["tool_calls"])
+                if self._takes_null and message["content"] == "":
+                    message["content"] = None
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
-        text = self._run(context | self._named_tokens | {"add_generation_prompt": has_prompt})
+        text = self._print(context | self._named_tokens | {"add_generation_prompt": has_prompt})
         if continue_final_message:
             text = _cut_final_message(text, end)
         return Rendered(guard.split(text), conversation.media)
@@ -105,6 +116,16 @@ class ChatTemplate:
                 raise RequestError(message, param=conversation.media[0].param, code="media_unsupported")
             return flatten_text(conversation.messages)
         return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
+
+    def _print(self, context: dict[str, Any]) -> str:
+        """Most templates take the arguments of calls as objects; some, such as DeepSeek-R1's, only as text."""
+        try:
+            return self._run(context)
+        except RequestError as error:
+            has_calls = any("tool_calls" in message for message in context["messages"])
+            if error.code != "chat_template_failed" or not has_calls:
+                raise
+        return self._run(context | {"messages": [with_text_arguments(message) for message in context["messages"]]})
 
     def _run(self, context: dict[str, Any]) -> str:
         try:

@@ -49,6 +49,17 @@ def with_exact_floats(value: Any) -> Any:
     return value
 
 
+def with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a message whose tool calls have their arguments as JSON text."""
+    calls = [
+        call | {"function": call["function"] | {"arguments": _to_json(call["function"]["arguments"])}}
+        if isinstance(call["function"].get("arguments"), dict)
+        else call
+        for call in message.get("tool_calls", ())
+    ]
+    return message | {"tool_calls": calls} if calls else message
+
+
 def compile_template(source: str, fuel: int) -> minijinja.Environment:
     """An environment with the template, as TEMPLATE."""
     environment = minijinja.Environment(
