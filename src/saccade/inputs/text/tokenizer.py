@@ -78,6 +78,8 @@ class Tokenizer:
             )
         definition = read_text(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES)
         config = read_optional_json(folder / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # as in transformers, whose older releases named the tokens there
+            config |= read_optional_json(folder / "special_tokens_map.json")
         return cls(definition, config, protected=protected, template=template)
 
     @property
