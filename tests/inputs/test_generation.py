@@ -35,11 +35,15 @@ def test_without_the_file_there_are_no_sampling_defaults(tmp_path: Path) -> None
     assert found == GenerationDefaults(eos_token_ids=frozenset({3}))
 
 
-def test_the_tokenizers_end_token_is_the_fallback(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_tokenizers_end_token_ends_answers_too(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A base model that was trained to chat often keeps the files that name the end of a text alone."""
     shutil.copytree(folders["qwen3_vl"], tmp_path, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert GenerationDefaults.from_folder(tmp_path).eos_token_ids == {tokenizer.token_id("<|im_end|>")}
-    assert GenerationDefaults.from_folder(write(tmp_path, {}, {"eos_token_id": 9})).eos_token_ids == {9}
+    end, text_end = (tokenizer.token_id(text) for text in ("<|im_end|>", "<|endoftext|>"))
+    assert GenerationDefaults.from_folder(tmp_path, tokenizer).eos_token_ids == {end}
+    write(tmp_path, {"eos_token_id": 9}, {"eos_token_id": text_end})
+    assert GenerationDefaults.from_folder(tmp_path, tokenizer).eos_token_ids == {end, text_end, 9}
+    assert Tokenizer((tmp_path / "tokenizer.json").read_text()).eos_ids == frozenset()
 
 
 @pytest.mark.parametrize("value", ["2", [2, "3"], True, 2.0])

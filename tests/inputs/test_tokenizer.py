@@ -2,6 +2,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,26 @@ def test_protected_ids_and_named_tokens_are_special(folders: dict[str, Path]) ->
     assert tokenizer.named_token("eos_token") == "<|im_end|>"
 
 
+@pytest.mark.parametrize("has_decoder", [False, True])
+def test_old_checkpoints_name_their_tokens_in_another_file(
+    folders: dict[str, Path], tmp_path: Path, has_decoder: bool
+) -> None:
+    shutil.copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
+    config: dict[str, Any] = {
+        "eos_token": "<|endoftext|>",
+        "bos_token": "",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    config |= {"added_tokens_decoder": {}} if has_decoder else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    names = {"eos_token": {"content": "<|im_end|>", "lstrip": False}, "bos_token": "<|im_start|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    ours, theirs = load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.named_token("eos_token") == theirs.eos_token == ("<|endoftext|>" if has_decoder else "<|im_end|>")
+    assert (ours.named_token("bos_token") or None) == (theirs.bos_token or None)
+    assert ours.eos_ids == {theirs.eos_token_id}
+
+
 def test_tokens_in_the_config_are_added(folders: dict[str, Path]) -> None:
     definition = (folders["qwen3_vl"] / "tokenizer.json").read_text()
     size = Tokenizer(definition).vocab_size
@@ -153,6 +174,9 @@ def test_has_bos_adds_only_tokens_that_precede_a_text(single: str, before: list[
 
 def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(ConfigError, match=r"has tokenizer\.model but no tokenizer\.json; write one with transformers"):
         load(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer("{}")

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from saccade import bundled
 from saccade.cli import main
@@ -48,6 +49,15 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
     (tmp_path / "config.json").write_bytes((bundled.path() / "config.json").read_bytes())
     assert find_model("org/name", revision="v2") == tmp_path
     assert "*.safetensors" in asked[-1]["allow_patterns"]
+
+
+def test_weights_in_folders_of_a_repository_are_not_fetched(asked: list[dict[str, Any]]) -> None:
+    """Original formats and checkpoints of a training can be many times as large as the model."""
+    find_folder("org/name")
+    patterns = {key: asked[-1][key] for key in ("allow_patterns", "ignore_patterns")}
+    files = ["config.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"]
+    others = ["original/consolidated.safetensors", "checkpoint-500/model.safetensors", "model.py"]
+    assert list(filter_repo_objects([*files, *others], **patterns)) == files
 
 
 def test_a_revision_of_a_local_folder_is_refused(asked: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.models.folder import find_model
+from saccade.models.quantization import Quantize
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models import tiny
@@ -115,8 +117,16 @@ def test_a_stored_copy_of_a_tied_head_and_rotary_buffers_are_ignored(loaded: Loa
     def add(tensors: dict[str, Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+        tensors["model.layers.0.self_attn.rotary_emb.cos_cached"] = torch.ones(1, 1, 8, 6)
+        tensors["rotary_emb.inv_freq"] = torch.ones(6)
 
     assert same_weights(load_model(copy(made, tmp_path, add)), model)
+
+
+def test_positions_saved_with_a_tower_are_ignored(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("gemma3_vl")
+    positions = {"vision_tower.vision_model.embeddings.position_ids": torch.arange(64)[None]}
+    assert same_weights(load_model(copy(made, tmp_path, lambda tensors: tensors.update(positions))), model)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -200,6 +210,52 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(loaded: Load, tmp_path: Pa
     copy(made, tmp_path, lambda tensors: tensors.update({name: torch.ones(95, 32)}))
     with pytest.raises(ConfigError, match=rf"misshapen: {re.escape(name)} is 95x32; 32x32 is needed"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", tiny.VISION)
+def test_patches_with_their_channels_last_are_refused(loaded: Load, name: str, tmp_path: Path) -> None:
+    """As MLX stores them: flattened, they have the shape that is needed."""
+    made, _ = loaded(name)
+
+    def move_channels(tensors: dict[str, Tensor]) -> None:
+        (patches,) = (name for name in tensors if "patch_embed" in name and name.endswith("weight"))
+        tensors[patches] = tensors[patches].movedim(1, -1).contiguous()
+
+    copy(made, tmp_path, move_channels)
+    with pytest.raises(
+        ConfigError, match=r"1 misshapen: .*patch_embed.* is 32x.*4x4x3, with channels last, as MLX has"
+    ):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("quantize", [Quantize(), Quantize(language="fp8")])
+def test_whole_numbers_are_not_weights(loaded: Load, quantize: Quantize, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3")
+    name = "model.layers.1.self_attn.o_proj.weight"
+    copy(made, tmp_path, lambda tensors: tensors.update({name: tensors[name].int()}))
+    with pytest.raises(ConfigError, match=rf"1 misshapen: {re.escape(name)} is int32; a float is needed"):
+        load_model(tmp_path, quantize=quantize)
+
+
+def test_a_config_without_architectures_is_known_by_its_model_type(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("qwen2_5_vl")
+    copy(made, tmp_path)
+    for named in (None, list[str]()):
+        set_config(tmp_path, architectures=named)
+        assert same_weights(load_model(tmp_path), model)
+    set_config(tmp_path, model_type="mamba")
+    with pytest.raises(ConfigError, match="architecture none is not known"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_alone_is_refused_as_such(loaded: Load, file: str, tmp_path: Path) -> None:
+    """With a config.json, some tools save the adapter beside it."""
+    (tmp_path / file).write_text("{}")
+    if file != "adapter_config.json":
+        shutil.copy(loaded("qwen3")[0].folder / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match="it is a LoRA adapter, so merge it into its base model first"):
+        load_model(find_model(tmp_path))
 
 
 def test_a_missing_shard_is_named(loaded: Load, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LINEAR, "rope_theta": 3e4},
         {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {}},
         {"partial_rotary_factor": 0.5},
+        {"rope_theta": 3580165449},
         {"rope_scaling": YARN},
         {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
         {"rope_scaling": LLAMA3, "max_position_embeddings": 700},

@@ -82,11 +82,11 @@ def check_tokenizer(folder: Path) -> Finding:
 
     processor = Processor.from_folder(folder)
     tokenizer, places = processor.tokenizer, processor.placeholders
-    ends = sorted(GenerationDefaults.from_folder(folder).eos_token_ids)
+    ends = sorted(GenerationDefaults.from_folder(folder, tokenizer).eos_token_ids)
     names = {token: tokenizer.token_text(token) for token in ends}
     found = f"{len(tokenizer.special_tokens)} special tokens; stops at {', '.join(map(str, names.values())) or 'none'}"
     if not ends:
-        fix = "generation_config.json names no eos_token_id: answers end only at --max-tokens"
+        fix = "no file names an end token (eos_token_id, eos_token): answers end only at --max-tokens"
         return Finding("tokenizer", Level.NOTE, found, fix)
     if places is not None:
         found += f"; an image is {tokenizer.token_text(places.image_token_id)}"

@@ -104,8 +104,10 @@ def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
     architecture, problem = "", ""
     try:
         config = Config.read(folder / "config.json")
-        architecture = ", ".join(str(one) for one in config.need("architectures", list))
+        named: list[str] = []
+        architecture = ", ".join(map(str, config.get("architectures", named)))
         family, _ = read_spec(config)
+        architecture = architecture or family.architecture
         read_formats(config, family.renames)
         if not any(folder.glob("*.safetensors")):
             problem = "no: its weights (*.safetensors) are missing"

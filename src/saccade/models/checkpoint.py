@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.models.model_config import MERGE_ADAPTER
 from saccade.models.read_ahead import ReadAhead
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,6 +47,8 @@ class SafetensorsFolder:
         if index.is_file():
             return cls(folder, _indexed_files(index), share)
         files = tuple(sorted(folder.glob("*.safetensors")))
+        if [file.name for file in files] == ["adapter_model.safetensors"]:
+            raise ConfigError(f"{folder} has no weights but {files[0].name}; {MERGE_ADAPTER}")
         if files:
             return cls(folder, files, share)
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):

@@ -11,6 +11,7 @@ from saccade.models.registry import read_spec
 # Files that the model, tokenizer, templates and image processor read. Code and pickles are never fetched.
 SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
+IN_FOLDERS = ["*/*.safetensors"]  # of other formats, or from the middle of a training
 
 
 def find_folder(
@@ -68,7 +69,11 @@ def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Pa
 
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision or None, cache_dir=download_dir or None, allow_patterns=wanted
+            name,
+            revision=revision or None,
+            cache_dir=download_dir or None,
+            allow_patterns=wanted,
+            ignore_patterns=IN_FOLDERS,
         )
         return Path(found)
     except (HfHubHTTPError, HFValidationError, OSError) as error:

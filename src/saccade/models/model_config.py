@@ -26,9 +26,11 @@ T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 
 MAX_SIZE = 2**24  # of a dimension: far above any model, but small enough that a typo does not exhaust memory
 MAX_LAYERS = 4096
-MAX_INTEGER = 2**31 - 1
+MAX_WHOLE_FLOAT = 2**53
 MAX_SHOWN = 200
 MODELOPT = "hf_quant_config.json"  # older exports of NVIDIA ModelOpt describe their format in this file alone
+ADAPTER = "adapter_config.json"  # of PEFT
+MERGE_ADAPTER = "it is a LoRA adapter, so merge it into its base model first (merge_and_unload of PEFT)"
 _YARN_KEYS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -51,7 +53,7 @@ class Config:
         value = self.values.get(key)
         if value is None:
             return None
-        if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
+        if kind is float and type(value) is int and abs(value) <= MAX_WHOLE_FLOAT:
             return float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(f"{self.where}: {key} is {_shown(value)}; a {kind.__name__} is needed")
@@ -278,7 +280,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint") from None
+        adapter = f"; {MERGE_ADAPTER}" if (path.parent / ADAPTER).is_file() else ""
+        raise ConfigError(f"{path.parent} has no {path.name}, so it is not a checkpoint{adapter}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict):

@@ -24,6 +24,7 @@ FAMILIES = (
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 MODEL_TYPES = {family.model_type: family for family in FAMILIES}
+_NO_NAMES: list[Any] = []
 
 
 def find_family(config: Mapping[str, Any]) -> Family | None:
@@ -35,15 +36,17 @@ def find_family(config: Mapping[str, Any]) -> Family | None:
 
 
 def read_spec(config: Config) -> tuple[Family, ModelSpec]:
-    named = [str(name) for name in config.need("architectures", list)]
-    known = [name for name in named if name in ARCHITECTURES]
+    named = [str(name) for name in config.get("architectures", _NO_NAMES)]
+    known = [ARCHITECTURES[name] for name in named if name in ARCHITECTURES]
+    if not named and (kind := config.get("model_type", "")) in MODEL_TYPES:
+        known = [MODEL_TYPES[kind]]
     if not known:
         remote = " It asks for its own code (auto_map): remote code is never run." if config.has("auto_map") else ""
         raise ConfigError(
             f"{config.where}: architecture {', '.join(named) or 'none'} is not known.{remote} "
             f"Supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    family = ARCHITECTURES[known[0]]
+    family = known[0]
     spec = family.spec(config)
     faults = [*_rotary_faults(spec.decoder), *_decoder_faults(spec.decoder), *_vision_faults(spec)]
     if faults:

@@ -39,9 +39,11 @@ class Rule:
         return None
 
 
-# The last is how an FP8 KV cache would be scaled, in the names of llm-compressor, ModelOpt and AutoFP8.
+# Tables that old releases of transformers saved, and how an FP8 KV cache would be scaled, in the names of
+# llm-compressor, ModelOpt and AutoFP8.
 IGNORED = (
-    r".*\.rotary_emb\.inv_freq",
+    r"(.*\.)?rotary(_pos)?_emb\.(inv_freq|cos_cached|sin_cached)",
+    r".*\.embeddings\.position_ids",
     r".*\.self_attn\.((qkv_proj\.|[kv]_proj\.)?(k|v|kv)_scale|[kv]_proj\.output_scale)",
 )
 

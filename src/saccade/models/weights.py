@@ -194,10 +194,20 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
         if slot_name not in findings.missing:
             findings.repeated.append(name)
         findings.missing.pop(slot_name, None)
-        if fault := slot.fault(part):
+        if fault := _fault_of_kind(tensor, rule) or slot.fault(part):
             findings.misshapen.append(f"{name} {fault}")
             continue
         slot.fill(part)
+
+
+def _fault_of_kind(tensor: Tensor, rule: Rule) -> str | None:
+    """Flattened, a convolution with its channels last would have the right shape. Patches are square."""
+    if tensor.dtype in (torch.int16, torch.int32, torch.int64):
+        return f"is {str(tensor.dtype).removeprefix('torch.')}; a float is needed"
+    if rule.flatten and tensor.ndim > 3 and tensor.shape[-1] != tensor.shape[-2]:
+        size = "x".join(map(str, tensor.shape))
+        return f"is {size}, with channels last, as MLX has them; use the checkpoint from which it was converted"
+    return None
 
 
 def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
     if processor.images is not None and MediaPool.is_supported():
         # An engine that starts again finds the pool of the first.
         processor.pool = service.media_pool = service.media_pool or MediaPool(service.settings.media_processes)
-    defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
+    defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder, processor.tokenizer)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     config = await asyncio.to_thread(Config.read, folder / "config.json")
     await asyncio.to_thread(processor.warm_up)

@@ -1,40 +1,37 @@
-"""Chat templates, rendered by minijinja with a fuel limit.
+"""Chat templates, rendered by minijinja with a fuel limit (see template_language.py).
 
-The template comes with the checkpoint or is given at server start; a request cannot bring one. The environment matches
-that of transformers: block trimming, `raise_exception`, `strftime_now`, a `tojson` without HTML escapes, Python's
-string methods, undefined values that print as nothing. A failing template raises a RequestError with a fixed text.
+The template comes with the checkpoint or is given at server start; a request cannot bring one. A failing template
+raises a RequestError with a fixed text.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import minijinja
 
 from saccade.errors import ConfigError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.text.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.text.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
+from saccade.inputs.text.template_language import (
+    TEMPLATE,
+    RefusalError,
+    compile_template,
+    with_exact_floats,
+    with_text_arguments,
+)
 
-# Instructions of the template VM. A turn costs 100 to 300; using up all of the fuel takes about 0.2 s.
-FUEL = 5_000_000
-MAX_INDENT = 64
-_NAME = "chat"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
     | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
-# Only tells training scripts where to compute the loss; renders as its content.
-_GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 # A loop over the content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
 _PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
+# DeepSeek's templates ask so which messages have tool calls to print; those with an empty text have none.
+_NULL_TEST = re.compile(r"message\[['\"]content['\"]\]\s+is\s+(?:not\s+)?none\b")
 _STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
-_ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,9 @@ class ChatTemplate:
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
+        self._takes_null = _NULL_TEST.search(source) is not None
         self._marks = "".join(unused_marks(source))
-        self._environment = _compile(_GENERATION_TAG.sub("", source))
+        self._environment = compile_template(source)
 
     def render(
         self,
@@ -83,11 +81,17 @@ class ChatTemplate:
         *marks, end = self._choose_marks(context)
         guard = SpecialTokenGuard(self._guarded, marks)
         protected = [guard.protect_message(message) for message in context.pop("messages")]
-        context = {"messages": protected, **guard.protect(context)}
+        context = {"messages": protected, "documents": None, **guard.protect(context)}
+        context["tools"] = with_exact_floats(context["tools"])
+        for message in protected:
+            if "tool_calls" in message:
+                message["tool_calls"] = with_exact_floats(message["tool_calls"])
+                if self._takes_null and message["content"] == "":
+                    message["content"] = None
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
-        text = self._run(context | self._named_tokens | {"add_generation_prompt": has_prompt})
+        text = self._print(context | self._named_tokens | {"add_generation_prompt": has_prompt})
         if continue_final_message:
             text = _cut_final_message(text, end)
         return Rendered(guard.split(text), conversation.media)
@@ -106,21 +110,27 @@ class ChatTemplate:
             return flatten_text(conversation.messages)
         return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
 
+    def _print(self, context: dict[str, Any]) -> str:
+        """Most templates take the arguments of calls as objects; some, such as DeepSeek-R1's, only as text."""
+        try:
+            return self._run(context)
+        except RequestError as error:
+            has_calls = any("tool_calls" in message for message in context["messages"])
+            if error.code != "chat_template_failed" or not has_calls:
+                raise
+        return self._run(context | {"messages": [with_text_arguments(message) for message in context["messages"]]})
+
     def _run(self, context: dict[str, Any]) -> str:
         try:
             with contained():
-                return self._environment.render_template(_NAME, **context)
-        except _RefusalError:
+                return self._environment.render_template(TEMPLATE, **context)
+        except RefusalError:
             message = "the model's chat template refuses these messages; check the order of roles and "
             message += "the kinds of content"
             raise RequestError(message, param="messages", code="chat_template_refused") from None
         except Exception:  # minijinja, and any Python code a template reaches
             message = "the model's chat template cannot be rendered with these messages"
             raise RequestError(message, param="messages", code="chat_template_failed") from None
-
-
-class _RefusalError(Exception):
-    """A template called raise_exception."""
 
 
 def read_template(folder: Path, file: str = "") -> str | None:
@@ -159,25 +169,6 @@ def _either(for_tools: str, default: str) -> str:
     them, and an empty print keeps blanks in front of them; the last line break of a template is never printed."""
     first, second = ("\n" + text.removesuffix("\n") + '{{ "" }}' for text in (for_tools, default))
     return "{% if tools %}" + first + "{% else %}" + second + "{% endif %}"
-
-
-def _compile(source: str) -> minijinja.Environment:
-    environment = minijinja.Environment(
-        fuel=FUEL,
-        debug=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined_behavior="lenient",
-        auto_escape_callback=lambda name: False,
-        pycompat=True,
-        filters={"tojson": _to_json},
-        globals={"raise_exception": _raise_exception, "strftime_now": lambda pattern: datetime.now().strftime(pattern)},
-    )
-    try:
-        environment.add_template(_NAME, source)
-    except minijinja.TemplateError as error:
-        raise ConfigError(f"the chat template does not compile: {error.kind} in line {error.line}") from None
-    return environment
 
 
 def _check_tools(tools: Any) -> list[Any] | None:
@@ -224,18 +215,3 @@ def _cut_final_message(text: str, end: str) -> str:
         message = "the model's chat template leaves out the final message, so it cannot be continued"
         raise RequestError(message, param="continue_final_message", code="chat_template_failed")
     return kept
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_INDENT:
-        raise ValueError(f"an indent of more than {MAX_INDENT}")
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # marks (see special_tokens.py) are not part of the text and must stay unescaped
-        text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
-    return text
-
-
-def _raise_exception(message: str) -> None:
-    raise _RefusalError(message)

@@ -14,8 +14,8 @@ MAX_NUMBER = 2**31
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
     """Sampling values of generation_config.json, None if absent; `do_sample: false` means temperature 0.
-    `eos_token_ids` come from it and from config.json, or else from the tokenizer: without any, every answer would run
-    to the length limit."""
+    `eos_token_ids` come from it, from config.json and from the tokenizer: tools that train a base model to chat often
+    change the tokenizer alone, and its answers would run to the length limit."""
 
     eos_token_ids: frozenset[int]
     temperature: float | None = None
@@ -25,13 +25,13 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "GenerationDefaults":
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer | None = None) -> "GenerationDefaults":
         raw = read_optional_json(folder / "generation_config.json")
         greedy = {"temperature": 0.0} if raw.get("do_sample") is False else {}
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=config_eos_ids(folder) or _tokenizer_eos_ids(folder),
+            eos_token_ids=config_eos_ids(folder) | (frozenset() if tokenizer is None else tokenizer.eos_ids),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
@@ -53,14 +53,6 @@ def _token_ids(value: Any, folder: Path) -> list[int]:
     if not all(type(token) is int for token in values):
         raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r:.200}")
     return [token for token in values if 0 <= token < MAX_NUMBER]  # negative ids such as -1 mean no token
-
-
-def _tokenizer_eos_ids(folder: Path) -> frozenset[int]:
-    if not (folder / "tokenizer.json").is_file():
-        return frozenset()
-    tokenizer = Tokenizer.from_folder(folder)
-    found = tokenizer.token_id(tokenizer.named_token("eos_token") or "")
-    return frozenset() if found is None else frozenset({found})
 
 
 def _number(raw: dict[str, Any], name: str, folder: Path) -> float | None:

@@ -24,6 +24,7 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 # Even short tokens can absorb spaces next to them, or merge a run of unknown characters into one.
 MIN_TOKEN_CHARS = 32
 MAX_ID_DIGITS = 10
+_OLDER_FILES = ("tokenizer.model", "vocab.json")
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -69,8 +70,16 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, protected: Sequence[int] = (), template: str = "") -> "Tokenizer":
+        older = next((name for name in _OLDER_FILES if (folder / name).is_file()), None)
+        if older is not None and not (folder / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"{folder} has {older} but no tokenizer.json; write one with transformers: "
+                f"AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
         definition = read_text(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES)
         config = read_optional_json(folder / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # as in transformers, whose older releases named the tokens there
+            config |= read_optional_json(folder / "special_tokens_map.json")
         return cls(definition, config, protected=protected, template=template)
 
     @property
@@ -100,6 +109,12 @@ class Tokenizer:
     def named_token(self, name: str) -> str | None:
         """The text of a token that tokenizer_config.json names, such as bos_token."""
         return _text_of(self.config.get(name))
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The token that tokenizer_config.json calls eos_token, if any."""
+        found = self.token_id(self.named_token("eos_token") or "")
+        return frozenset() if found is None else frozenset({found})
 
     def encode(self, text: str | Sequence[Segment], *, has_bos: bool = False) -> list[int]:
         """The ids of a prompt. `has_bos` puts the beginning-of-sequence token first unless the text starts with it."""
