@@ -148,9 +148,11 @@ MAKERS: dict[str, Callable[[], Any]] = {
         tie_word_embeddings=True,
     ),
 }
-TEXT = ("llama", "llama_bias", "llama_plain", "qwen2", "qwen2_plain", "qwen3", "qwen3_moe", "gemma3")
-QWEN_VL = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl")
+VARIANTS = ("llama_bias", "llama_plain", "qwen2_plain")
+QWEN_VL = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl")  # images of any size, videos, M-RoPE
 VISION = (*QWEN_VL, "gemma3_vl")
+TEXT = tuple(name for name in MAKERS if name not in VISION)
+FAMILIES = tuple(name for name in MAKERS if name not in VARIANTS)
 
 
 @dataclass(frozen=True)
