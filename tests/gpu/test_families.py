@@ -152,6 +152,20 @@ QWEN3_0_6B: dict[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 151936,
 }
+MISTRAL_7B: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
 SMOLLM2_135M: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 576,
@@ -177,6 +191,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[Grid]]] = {
         [],
     ),
     "SmolLM2-135M": (SMOLLM2_135M, []),
+    "Mistral-7B": (MISTRAL_7B, []),
 }
 
 
@@ -242,10 +257,10 @@ def write_case(name: str, config: dict[str, Any]) -> Case:
     grids = FAMILIES[name][1]
     generator = torch.Generator().manual_seed(1)
     token = config.get("image_token_id", config.get("image_token_index", -1))
-    ids = torch.randint(10, 40000, (NUM_TEXT,), generator=generator).tolist()
+    ids = torch.randint(10, 30000, (NUM_TEXT,), generator=generator).tolist()
     values, merge = _patch_values(config)
     for t, h, w in grids:
-        ids += [token] * (t * h * w // merge**2) + torch.randint(10, 40000, (17,), generator=generator).tolist()
+        ids += [token] * (t * h * w // merge**2) + torch.randint(10, 30000, (17,), generator=generator).tolist()
     num_patches = sum(t * h * w for t, h, w in grids)
     patches = torch.randn(num_patches, values, generator=generator).bfloat16().float()
     ids_T = torch.tensor(ids)

@@ -70,6 +70,7 @@ def _qwen3_vl(architecture: str, **more: Any) -> dict[str, Any]:
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _TEXT | {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     "qwen2": _TEXT | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "mistral": _TEXT | {"architectures": ["MistralForCausalLM"], "sliding_window": 6},
     "qwen3": _TEXT | {"architectures": ["Qwen3ForCausalLM"]},
     "qwen3_moe": _TEXT | _EXPERTS | {"architectures": ["Qwen3MoeForCausalLM"]},
     "gemma3": _GEMMA | {"architectures": ["Gemma3ForCausalLM"]},

@@ -74,6 +74,8 @@ GEMMA: list[dict[str, Any]] = [
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     ("qwen2", {"gone": ("layer_types",), "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
     ("llama_plain", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
     ("llama_plain", {"gone": ("rope_parameters",), "rope_theta": 1e4, "rope_scaling": YARN}),
     ("qwen3", {"rope_scaling": YARN | {"attention_factor": 1.5}}),

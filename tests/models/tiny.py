@@ -129,6 +129,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     ),
     "llama_plain": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_TEXT, tie_word_embeddings=True)),
     "qwen2_plain": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**_TEXT)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**_TEXT, head_dim=16, sliding_window=6)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_TEXT, head_dim=16)),
     "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(
         hf.Qwen3MoeConfig(**_TEXT, **_EXPERTS, head_dim=16, norm_topk_prob=False, mlp_only_layers=[1])

@@ -5,7 +5,7 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import Llama3Scaling, MoESpec
-from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
+from saccade.models.families import gemma3, llama, mistral, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
 from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, ModelSpec
@@ -20,6 +20,7 @@ FAMILIES = (
     qwen3.MOE_FAMILY,
     qwen2.FAMILY,
     llama.FAMILY,
+    mistral.FAMILY,
 )
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
