@@ -110,6 +110,19 @@ QWEN2_5_VL_7B: dict[str, Any] = {
         "tokens_per_second": 2,
     },
 }
+QWEN2_VL_7B: dict[str, Any] = QWEN2_5_VL_7B | {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "vision_config": {
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 3584,
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
 GEMMA3_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "boi_token_index": 255999,
@@ -184,6 +197,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 FAMILIES: dict[str, tuple[dict[str, Any], list[Grid]]] = {
     "Qwen3-VL-8B": (QWEN3_VL_8B, [(1, 36, 36), (1, 20, 44), (2, 12, 16)]),
     "Qwen2.5-VL-7B": (QWEN2_5_VL_7B, [(1, 40, 40), (1, 22, 50), (2, 12, 16)]),
+    "Qwen2-VL-7B": (QWEN2_VL_7B, [(1, 40, 40), (1, 22, 50), (2, 12, 16)]),
     "Gemma-3-4B": (GEMMA3_4B, [(1, 64, 64), (1, 64, 64)]),
     "Qwen3-0.6B": (QWEN3_0_6B, []),
     "Qwen3-0.6B-YaRN": (

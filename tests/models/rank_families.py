@@ -89,6 +89,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _VISION | {"window_size": 16, "fullatt_block_indexes": [1]},
         **_TOKENS,
     },
+    "qwen2_vl": {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "text_config": _TEXT | _mrope([3, 3, 2]),
+        "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 48, "num_heads": 4, "patch_size": 4},
+        **_TOKENS,
+    },
     "qwen3_vl": _qwen3_vl("Qwen3VLForConditionalGeneration"),
     "qwen3_vl_moe": _qwen3_vl("Qwen3VLMoeForConditionalGeneration", **_EXPERTS),
 }

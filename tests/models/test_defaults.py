@@ -23,6 +23,10 @@ PARTIAL: dict[str, dict[str, Any]] = {
         "text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4},
         "vision_config": {},
     },
+    "qwen2_vl": {
+        "text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4},
+        "vision_config": {},
+    },
     "qwen3_vl": {"text_config": {"hidden_size": 3584}, "vision_config": {}},
     "qwen3_vl_moe": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 2048}},
 }

@@ -11,6 +11,21 @@ from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, 
 from saccade.models.model_spec import DecoderSpec, VisionSpec
 from saccade.models.rename import Renames, one
 
+TEXT = (
+    qwen2.TEXT
+    | qwen2.SLIDING
+    | {
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_window_layers": 80,
+    }
+)
+
 
 def read_text(config: Config) -> DecoderSpec:
     text = config.text
@@ -51,6 +66,9 @@ _BLOCK, _OURS = "vision.blocks.{n}", "tower.blocks.{n}"
 RULES = (
     one(_BLOCK + ".mlp.down_proj.{w}", _OURS + ".mlp.down.{w}"),
     one(_BLOCK + ".mlp.{p}_proj.{w}", _OURS + ".mlp.gate_up.{p}.{w}"),
+)
+
+MERGER_RULES = (
     one("vision.merger.ln_q.{w}", "tower.projector.norm.{w}"),
     one("vision.merger.mlp.0.{w}", "tower.projector.mlp.up.{w}"),
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
@@ -70,23 +88,13 @@ VIDEO = replace(
     max_video_tokens=128_000,
 )
 PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False)
+MEDIA = MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS)
 
 FAMILY = Family(
     architecture="Qwen2_5_VLForConditionalGeneration",
     model_type="qwen2_5_vl",
     defaults=Defaults(
-        text=qwen2.TEXT
-        | qwen2.SLIDING
-        | {
-            "vocab_size": 152_064,
-            "hidden_size": 8192,
-            "intermediate_size": 29_568,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "max_window_layers": 80,
-        },
+        text=TEXT,
         vision=qwen3_vl.TOWER
         | {
             "depth": 32,
@@ -102,9 +110,9 @@ FAMILY = Family(
     ),
     decoder=read_text,
     vision=read_vision,
-    media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
+    media=MEDIA,
     renames=Renames(
         qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
-        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + RULES,
+        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + MERGER_RULES + RULES,
     ),
 )
