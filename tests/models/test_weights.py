@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.models.rename import Renames, Rule, one
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models import tiny
@@ -185,6 +186,27 @@ def test_missing_tensors_are_named_as_in_the_checkpoint(loaded: Load, name: str,
 
 def _pop(name: str, tensors: dict[str, Tensor]) -> None:
     del tensors[name]
+
+
+def test_a_tensor_that_fills_several_slots_counts_once_if_it_is_missing(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3_vl")
+    name = "model.visual.blocks.1.attn.qkv.weight"
+    copy(made, tmp_path, partial(_pop, name))
+    with pytest.raises(ConfigError, match=rf": 1 missing: {re.escape(name)}\."):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        one("blocks.{n}.fc1.{w}", "tower.blocks.{i}.up.{w}"),
+        Rule("blocks.{n}.qkv.{w}", ("tower.blocks.{n}.q.{w}", "tower.blocks.{n}.k.weight")),
+        Rule("experts.{n}", ("decoder.{n}.experts.up",), unbind=True),
+    ],
+)
+def test_a_rule_whose_sides_have_different_words_is_refused_at_once(rule: Rule) -> None:
+    with pytest.raises(AssertionError, match="other words in"):
+        Renames((), (rule,))
 
 
 def test_an_unexpected_tensor_is_named(loaded: Load, tmp_path: Path) -> None:

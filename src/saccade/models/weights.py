@@ -157,7 +157,7 @@ class Findings:
             ("repeated", self.repeated),
             ("misshapen", self.misshapen),
         )
-        texts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]
+        texts = [f"{len(set(names))} {kind}: {_listed(names)}" for kind, names in kinds if names]
         if texts:
             raise ConfigError(
                 f"{where}: the weights do not fit config.json: {'; '.join(texts)}. "
