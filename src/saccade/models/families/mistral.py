@@ -2,13 +2,14 @@
 
 from saccade.models.families import llama
 from saccade.models.family import Defaults, Family
-from saccade.models.model_config import MAX_LAYERS, Config, read_decoder, spread_window
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec
+from saccade.models.readers import read_decoder, spread_window
 
 
 def read_mistral(config: Config) -> DecoderSpec:
     window = config.maybe("sliding_window", int)
-    slides = [window is not None] * config.size("num_hidden_layers", most=MAX_LAYERS)
+    slides = [window is not None] * config.depth("num_hidden_layers")
     return read_decoder(config, windows=spread_window(config, window, slides))
 
 
@@ -30,5 +31,5 @@ FAMILY = Family(
         }
     ),
     decoder=read_mistral,
-    renames=llama.FAMILY.renames,
+    renames=llama.RENAMES,
 )

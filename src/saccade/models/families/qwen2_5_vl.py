@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
-from saccade.models.families import qwen2, qwen3_vl
+from saccade.models.families import llama, qwen2, qwen3_vl
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
-from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, VisionSpec
-from saccade.models.rename import Renames, one
+from saccade.models.readers import Rope, read_decoder
+from saccade.models.rename import one
 
 TEXT = (
     qwen2.TEXT
@@ -31,7 +32,7 @@ def read_text(config: Config) -> DecoderSpec:
     text = config.text
     rope = Rope.read(text, default_base=1_000_000.0)
     axes = sectioned_axes(rope.sections or (16, 24, 24))
-    decoder = qwen2.with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
+    decoder = qwen2.with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=qwen2.read_windows(text)))
     return replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False))
 
 
@@ -48,7 +49,7 @@ def read_vision(whole: Config) -> VisionSpec:
     mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.activation("hidden_act"), bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
-        depth=config.size("depth", most=MAX_LAYERS),
+        depth=config.depth("depth"),
         patch=patch,
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
@@ -111,8 +112,5 @@ FAMILY = Family(
     decoder=read_text,
     vision=read_vision,
     media=MEDIA,
-    renames=Renames(
-        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
-        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + MERGER_RULES + RULES,
-    ),
+    renames=llama.RENAMES.plus(qwen3_vl.VISION_RULES + MERGER_RULES + RULES, prefixes=qwen3_vl.VISION_PREFIXES),
 )

@@ -1,11 +1,12 @@
 """Qwen2-VL: the decoder of Qwen2.5-VL, and a LayerNorm tower without windows."""
 
 from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec
-from saccade.models.families import qwen2_5_vl, qwen3_vl
+from saccade.models.families import llama, qwen2_5_vl, qwen3_vl
 from saccade.models.family import Defaults, Family
-from saccade.models.model_config import MAX_LAYERS, Config, Rope
+from saccade.models.model_config import Config
 from saccade.models.model_spec import VisionSpec
-from saccade.models.rename import Renames, one
+from saccade.models.readers import Rope
+from saccade.models.rename import one
 
 
 def read_vision(whole: Config) -> VisionSpec:
@@ -16,7 +17,7 @@ def read_vision(whole: Config) -> VisionSpec:
     mlp = MLPSpec(width=width * config.size("mlp_ratio"), activation=activation, gated=False, bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
-        depth=config.size("depth", most=MAX_LAYERS),
+        depth=config.depth("depth"),
         patch=config.size("patch_size"),
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
@@ -56,8 +57,7 @@ FAMILY = Family(
     decoder=qwen2_5_vl.read_text,
     vision=read_vision,
     media=qwen2_5_vl.MEDIA,
-    renames=Renames(
-        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
-        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + qwen2_5_vl.MERGER_RULES + RULES,
+    renames=llama.RENAMES.plus(
+        qwen3_vl.VISION_RULES + qwen2_5_vl.MERGER_RULES + RULES, prefixes=qwen3_vl.VISION_PREFIXES
     ),
 )
