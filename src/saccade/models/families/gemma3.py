@@ -101,7 +101,6 @@ def read_vision(config: Config) -> VisionSpec:
         grid_side=side,
         final_norm=norm,
         projector=PoolSpec(
-            unit=merge * merge,
             out_width=config.sub("text_config").size("hidden_size"),
             norm=NormSpec(eps=norm.eps, offset=1.0),
         ),

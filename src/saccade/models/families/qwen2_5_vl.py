@@ -58,7 +58,7 @@ def read_vision(whole: Config) -> VisionSpec:
         rotary_base=Rope.read(config).base,
         window=window,
         full_layers=frozenset(config.ints("fullatt_block_indexes")),
-        projector=MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm),
+        projector=MergerSpec(out_width=config.size("out_hidden_size"), norm=norm),
     )
 
 

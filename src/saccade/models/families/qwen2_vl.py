@@ -12,8 +12,8 @@ from saccade.models.rename import one
 def read_vision(whole: Config) -> VisionSpec:
     """hidden_size is the width of the decoder here, embed_dim that of the tower."""
     config = whole.sub("vision_config")
-    width, merge = config.size("embed_dim"), config.size("spatial_merge_size")
-    norm, activation = NormSpec(kind="layer", eps=1e-6), config.activation("hidden_act")
+    width, norm = config.size("embed_dim"), NormSpec(kind="layer", eps=1e-6)
+    activation = config.activation("hidden_act")
     mlp = MLPSpec(width=width * config.size("mlp_ratio"), activation=activation, gated=False, bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
@@ -21,10 +21,10 @@ def read_vision(whole: Config) -> VisionSpec:
         patch=config.size("patch_size"),
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
-        merge=merge,
+        merge=config.size("spatial_merge_size"),
         patch_bias=False,
         rotary_base=Rope.read(config).base,
-        projector=MergerSpec(unit=merge * merge, out_width=config.size("hidden_size"), norm=norm),
+        projector=MergerSpec(out_width=config.size("hidden_size"), norm=norm),
     )
 
 

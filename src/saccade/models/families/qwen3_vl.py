@@ -44,9 +44,8 @@ def read_moe_text(config: Config) -> DecoderSpec:
 
 def read_vision(whole: Config) -> VisionSpec:
     config = whole.sub("vision_config")
-    width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
-    norm = NormSpec(kind="layer", eps=1e-6)
-    merger = MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm)
+    width, norm = config.size("hidden_size"), NormSpec(kind="layer", eps=1e-6)
+    merger = MergerSpec(out_width=config.size("out_hidden_size"), norm=norm)
     inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
     mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     return VisionSpec(
@@ -55,7 +54,7 @@ def read_vision(whole: Config) -> VisionSpec:
         patch=config.size("patch_size"),
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
-        merge=merge,
+        merge=config.size("spatial_merge_size"),
         grid_side=int(config.size("num_position_embeddings") ** 0.5),
         rotary_base=Rope.read(config).base,
         projector=merger,
