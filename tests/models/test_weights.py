@@ -291,7 +291,7 @@ def test_remote_code_is_never_run(loaded: Load, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "big"}, "hidden_size is 'big'; a int is needed"),
+        ({"hidden_size": "big"}, "hidden_size is 'big'; a whole number is needed"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; allowed: silu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'; allowed: default"),
         ({"layer_types": ["full_attention"]}, "layer_types must name"),

@@ -16,6 +16,14 @@ MAX_LAYERS = 4096
 MAX_INTEGER = 2**31 - 1
 MAX_SHOWN = 200
 MODELOPT = "hf_quant_config.json"  # older exports of NVIDIA ModelOpt describe their format in this file alone
+_KINDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -46,7 +54,7 @@ class Config:
         if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
             return float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.where}: {key} is {shown(value)}; a {kind.__name__} is needed")
+            raise ConfigError(f"{self.where}: {key} is {shown(value)}; {_KINDS[kind]} is needed")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.where}: {key} is {value}; a finite number is needed")
         return value

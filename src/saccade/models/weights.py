@@ -115,7 +115,7 @@ def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Ch
         return file.config(), file
     is_dummy = load_format == "dummy"
     folder = find_folder(folder_or_id, with_weights=not is_dummy)
-    return _read_config(folder), None if is_dummy else SafetensorsFolder.open(folder)
+    return Config.read(folder / "config.json"), None if is_dummy else SafetensorsFolder.open(folder)
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
@@ -125,13 +125,7 @@ def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
         raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, next to config.json")
     file = GGUFFile.open(files[0])
     file.config()
-    return _read_config(folder), file
-
-
-def _read_config(folder: Path) -> Config:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it next to its weights")
-    return Config.read(folder / "config.json")
+    return Config.read(folder / "config.json"), file
 
 
 @dataclass(slots=True)
