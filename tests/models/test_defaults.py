@@ -1,6 +1,7 @@
 """Values missing in a config.json get the defaults of transformers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def test_a_partial_config_gives_the_same_model_as_in_transformers(model_type: st
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
     return MODEL_TYPES[config["model_type"]].defaults.complete(config)
+
+
+def test_a_family_with_a_tower_must_say_how_images_become_patches() -> None:
+    with pytest.raises(AssertionError, match="only one of vision and media"):
+        replace(MODEL_TYPES["qwen3_vl"], media=None)
 
 
 def test_completing_a_config_keeps_its_values() -> None:
