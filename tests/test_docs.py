@@ -159,7 +159,17 @@ def test_a_quoted_message_that_is_not_in_the_code_is_found() -> None:
 
 def test_the_page_of_models_lists_every_architecture() -> None:
     rows = table(DOCS / "models.md", "## Models")
-    assert {name for _, architectures, _ in rows for name in names(architectures)} == set(ARCHITECTURES)
+    listed = {name for _, architectures, _ in rows for name in names(architectures)}
+    assert listed == set(ARCHITECTURES), "the table in docs/models.md and FAMILIES in models/registry.py differ"
+
+
+def test_the_guide_to_adding_a_model_shows_the_code_as_it_is() -> None:
+    """Dots stand for what is left out."""
+    folders = (ROOT / "src/saccade/models/families", ROOT / "tests/models")
+    sources = [path.read_text() for folder in folders for path in folder.glob("*.py")]
+    chunks = [chunk for text in blocks(DOCS / "adding_a_model.md", "python") for chunk in text.split("...\n")]
+    assert len(chunks) > 4
+    assert [chunk for chunk in chunks if not any(chunk in source for source in sources)] == []
 
 
 def test_the_page_about_debugging_lists_every_reason() -> None:

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from saccade.graphs import Capacity
 from saccade.offline.llm import LLM
-from saccade.scheduling.buckets import COARSE_ROWS, decode_buckets, few_buckets, prefill_buckets
+from saccade.scheduling.buckets import COARSE_ROWS, decode_buckets, few_buckets, prefill_buckets, row_buckets
 from saccade.wire.sampling_params import SamplingParams
 from tests.models import tiny
 
@@ -46,3 +49,22 @@ def test_an_engine_for_8192_rows_takes_little_memory_and_replays_everything(
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), progress=False)
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [4] * 4
     assert all(not phase.stats.fallbacks for phase in llm.executor.phases)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 64))
+def test_buckets_rise_from_the_smallest_to_the_largest(largest: int, smallest: int) -> None:
+    buckets = row_buckets(largest, smallest=smallest)
+    assert list(buckets) == sorted(set(buckets))
+    assert buckets[0] == min(smallest, largest)
+    assert buckets[-1] == largest
+
+
+@pytest.mark.parametrize("largest", [1024, 8192, 10_000])
+def test_uniform_sizes_are_padded_by_less_than_six_percent(largest: int) -> None:
+    buckets = np.array(row_buckets(largest))
+    sizes = np.arange(1, largest + 1)
+    padded = buckets[np.searchsorted(buckets, sizes)] - sizes
+    assert padded.sum() / sizes.sum() < 0.06
+    assert len(buckets) < 90
+    assert {64, 512, 1024} <= set(buckets.tolist())
+    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "a step is at least one row"

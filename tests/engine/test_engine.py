@@ -24,7 +24,6 @@ from tests.engine.rig import Options, build, executor_of, finish, oracle_inputs,
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "gemma3_vl")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
@@ -62,7 +61,7 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_greedy_tokens_match_transformers_with_any_options(loaded: Load, family: str) -> None:
     made, model = loaded(family)
     prompts = make_prompts(made, 9, seed=1)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from saccade.kernels import reference_scaled
 from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.weight import Layout, Pending, Scaled, Weight, matrix_of, new_weight, scale_inputs, unscaled
 
 CUDA = torch.device("cuda")
@@ -63,7 +64,7 @@ def test_rows_become_e4m3(kernels: Kernels, layout: str, rows: int) -> None:
             right, right_total = reference_scaled.scaled_layer_norm(x, added, norm, bias, 1e-6, weight)
             assert torch.equal(total, right_total)
             assert error_of(unscaled(found), unscaled(right)) < 3e-3
-        for kind in ("silu", "gelu_tanh", "gelu"):
+        for kind in ACTIVATIONS:
             wide = randn(rows, 2 * inner, seed=6)
             found = kernels.scaled_gated_activation(wide, kind, weight)
             assert (

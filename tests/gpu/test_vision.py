@@ -21,6 +21,7 @@ from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
+from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import PART_UNITS
 from saccade.scheduling.compose import VisionComposer
@@ -69,7 +70,7 @@ class TestKernels:
         to_erf = (ours - F.gelu(sums)).abs().max()
         assert to_tanh < 2e-5 < 1e-4 < to_erf, (to_tanh, to_erf)
 
-    @pytest.mark.parametrize("kind", ["gelu_tanh", "gelu", "silu"])
+    @pytest.mark.parametrize("kind", ACTIVATIONS)
     @pytest.mark.parametrize("rows", [2, 1296, 10368])
     def test_activated_linear(self, rows: int, kind: str) -> None:
         kernels = kernels_for(DEVICE, BF16)

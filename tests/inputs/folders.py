@@ -6,6 +6,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from saccade.models.registry import MODEL_TYPES
+
 DATA = Path(__file__).parent.parent / "data"
 
 QWEN_SPECIALS = [
@@ -103,8 +105,9 @@ def write_qwen(folder: Path, model_type: str = "qwen3_vl") -> Path:
     files: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {**named, "tokenizer_class": "Qwen2Tokenizer", "model_max_length": 4096}
     }
-    if model_type == "qwen2_5_vl":
-        vision = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2}
+    if model_type in ("qwen2_vl", "qwen2_5_vl"):
+        times = {"tokens_per_second": 2} if model_type == "qwen2_5_vl" else {}
+        vision = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, **times}
         files["preprocessor_config.json"] = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14}
         template = "inputs_qwen2_5_vl.jinja"
     else:
@@ -114,10 +117,14 @@ def write_qwen(folder: Path, model_type: str = "qwen3_vl") -> Path:
         video_size = {"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}
         files["video_preprocessor_config.json"] = {"size": video_size, **half}
         template = "inputs_qwen3_vl.jinja"
-    names = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
     text = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128}
     parts = {"text_config": text, "vision_config": vision}
-    files["config.json"] = {"architectures": [names[model_type]], "model_type": model_type, **parts, **token_ids}
+    files["config.json"] = {
+        "architectures": [MODEL_TYPES[model_type].architecture],
+        "model_type": model_type,
+        **parts,
+        **token_ids,
+    }
     return write_folder(folder, tokenizer, files, template)
 
 

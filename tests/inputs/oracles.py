@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import transformers
 from transformers.image_processing_backends import TorchvisionBackend
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
@@ -75,7 +77,7 @@ def video_processor(folder: Path) -> Any:
 
 def video_class(model_type: str) -> Any:
     with without_torchvision():
-        if model_type == "qwen2_5_vl":
+        if model_type in ("qwen2_vl", "qwen2_5_vl"):
             from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
             return Qwen2VLVideoProcessor
@@ -93,21 +95,18 @@ def processor(folder: Path) -> Any:
         return transformers.Gemma3Processor(
             image_processor(folder), tokenizer, chat_template=template, image_seq_length=config["mm_tokens_per_image"]
         )
-    kind = transformers.Qwen2_5_VLProcessor if config["model_type"] == "qwen2_5_vl" else transformers.Qwen3VLProcessor
+    kind = processor_class_from_name(PROCESSOR_MAPPING_NAMES[config["model_type"]])
     return kind(image_processor(folder), tokenizer, video_processor(folder), chat_template=template)
 
 
 def rope_index(model_type: str, config: dict[str, Any], **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """get_rope_index of the model classes, without building a model."""
-    if model_type == "qwen2_5_vl":
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel as Kind
-    else:
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel as Kind
+    kind = getattr(transformers, MODEL_MAPPING_NAMES[model_type])
     stand_in = SimpleNamespace(
         config=SimpleNamespace(vision_config=SimpleNamespace(**config)),
-        get_vision_position_ids=lambda *args, **kwargs: Kind.get_vision_position_ids(None, *args, **kwargs),
+        get_vision_position_ids=lambda *args, **kwargs: kind.get_vision_position_ids(None, *args, **kwargs),
     )
-    found: tuple[torch.Tensor, torch.Tensor] = Kind.get_rope_index(stand_in, **inputs)
+    found: tuple[torch.Tensor, torch.Tensor] = kind.get_rope_index(stand_in, **inputs)
     return found
 
 

@@ -194,7 +194,7 @@ def test_fixed_size_plan(folders: dict[str, Path]) -> None:
 
 
 def test_defaults_equal_transformers(tmp_path: Path) -> None:
-    for model_type in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+    for model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
         (tmp_path / "preprocessor_config.json").write_text("{}")
         image = read_image_settings(tmp_path)

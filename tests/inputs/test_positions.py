@@ -53,11 +53,12 @@ def reference(model_type: str, prompt: dict[str, Any]) -> tuple[np.ndarray[Any, 
     return positions[:, 0].numpy(), int(delta[0, 0])
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_positions_equal_transformers(model_type: str) -> None:
     rng = np.random.default_rng(len(model_type))
+    seconds = [0.5] if model_type == "qwen2_vl" else [1.0, 2.0, 3.0]  # Qwen2-VL's time steps are one position apart
     for _ in range(200):
-        prompt = random_prompt(rng, has_timestamps=model_type == "qwen3_vl", seconds=[1.0, 2.0, 3.0])
+        prompt = random_prompt(rng, has_timestamps=model_type == "qwen3_vl", seconds=seconds)
         expected, delta = reference(model_type, prompt)
         found = mrope_positions(len(prompt["types"]), prompt["blocks"])
         assert found.dtype == np.int32 and (found == expected).all()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.weight import E4M3, Layout, Pending, new_weight
 from tests.kernels.cases import boundaries
 
@@ -100,7 +101,7 @@ def test_norms_and_activations(compilers: dict[str, Compiler]) -> None:
     for width in (72, 1152, 4096):
         fused.add_rms_norm(bf16(5, width), bf16(5, width), bf16(width), 1e-6, offset=1.0)
     fused.layer_norm(bf16(5, 1152), bf16(1152), bf16(1152), 1e-6)
-    for kind in ("silu", "gelu_tanh", "gelu"):
+    for kind in ACTIVATIONS:
         fused.gated_activation(bf16(5, 2 * 4304), kind)
     assert compilers["norm_kernel"].launches == 4
 
@@ -120,7 +121,7 @@ def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layou
     from saccade.kernels import scaled
 
     cpu = torch.device("cpu")
-    vision_kinds = ("silu", "gelu_tanh", "gelu") if layout is Layout.ROWS else ("gelu_tanh",)
+    vision_kinds = ACTIVATIONS if layout is Layout.ROWS else ("gelu_tanh",)
     for width, inner, kinds in ((256, 4096, ()), (384, 12288, ("silu",)), (256, 1152, vision_kinds)):
         weight = new_weight(width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
         experts = new_weight(6, width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)

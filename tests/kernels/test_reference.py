@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
@@ -39,6 +40,7 @@ def test_gated_activations() -> None:
     torch.testing.assert_close(reference.gated_activation(x, "silu"), gate / (1 + torch.exp(-gate)) * up)
     torch.testing.assert_close(reference.gated_activation(x, "gelu"), nn.GELU()(gate) * up)
     torch.testing.assert_close(reference.gated_activation(x, "gelu_tanh"), nn.GELU(approximate="tanh")(gate) * up)
+    torch.testing.assert_close(reference.gated_activation(x, "quick_gelu"), ACT2FN["quick_gelu"](gate) * up)
 
 
 def test_rotary_matches_transformers() -> None:

@@ -35,7 +35,7 @@ def test_axes_of_qwen3_vl_take_turns_and_time_takes_the_rest() -> None:
 def test_each_frequency_follows_its_axis() -> None:
     spec = RotarySpec(width=8, base=100.0, axes=(0, 1, 2, 0))
     positions_3T = torch.tensor([[5, 1], [7, 2], [11, 3]])
-    cos, sin = Rotary(spec, PLACE)(positions_3T)
+    cos, sin = Rotary(PLACE, spec)(positions_3T)
     frequencies = 100.0 ** (-torch.arange(4) / 4)
     angles = torch.stack([positions_3T[axis] for axis in (0, 1, 2, 0)], dim=1) * frequencies
     torch.testing.assert_close(cos, angles.cos().repeat(1, 2))
@@ -44,7 +44,7 @@ def test_each_frequency_follows_its_axis() -> None:
 
 
 def test_a_patch_grid_turns_half_by_row_and_half_by_column() -> None:
-    cos, _ = GridRotary(8, 10000.0, PLACE)(torch.tensor([[3], [4]]))
+    cos, _ = GridRotary(PLACE, 8, 10000.0)(torch.tensor([[3], [4]]))
     angles = torch.tensor([3.0, 0.03, 4.0, 0.04])
     torch.testing.assert_close(cos[0], angles.cos().repeat(2))
 
@@ -52,7 +52,7 @@ def test_a_patch_grid_turns_half_by_row_and_half_by_column() -> None:
 def test_positions_far_beyond_any_table_are_exact() -> None:
     spec = RotarySpec(width=64, base=5e6, axes=plain_axes(64))
     far = torch.tensor([[1_000_003]])
-    cos, _ = Rotary(spec, PLACE)(far)
+    cos, _ = Rotary(PLACE, spec)(far)
     torch.testing.assert_close(cos[0, :32], (far.float() * inverse_frequencies(spec)).cos()[0])
 
 

@@ -70,6 +70,7 @@ def _qwen3_vl(architecture: str, **more: Any) -> dict[str, Any]:
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _TEXT | {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     "qwen2": _TEXT | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "mistral": _TEXT | {"architectures": ["MistralForCausalLM"], "sliding_window": 6},
     "qwen3": _TEXT | {"architectures": ["Qwen3ForCausalLM"]},
     "qwen3_moe": _TEXT | _EXPERTS | {"architectures": ["Qwen3MoeForCausalLM"]},
     "gemma3": _GEMMA | {"architectures": ["Gemma3ForCausalLM"]},
@@ -88,10 +89,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _VISION | {"window_size": 16, "fullatt_block_indexes": [1]},
         **_TOKENS,
     },
+    "qwen2_vl": {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "text_config": _TEXT | _mrope([3, 3, 2]),
+        "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 48, "num_heads": 4, "patch_size": 4},
+        **_TOKENS,
+    },
     "qwen3_vl": _qwen3_vl("Qwen3VLForConditionalGeneration"),
     "qwen3_vl_moe": _qwen3_vl("Qwen3VLMoeForConditionalGeneration", **_EXPERTS),
 }
-SEEING = ("gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+SEEING = [name for name, config in CONFIGS.items() if "vision_config" in config]
 close = partial(assert_near, tolerance=1e-4)
 NUM_ROWS, NUM_PATCHES = 40, 128
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers as hf
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import LinearScaling, PoolSpec
@@ -27,9 +28,11 @@ def real(name: str) -> tuple[DecoderSpec, VisionSpec]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_way_a_config_is_written_does_not_matter(name: str) -> None:
     """As on the hub, and as transformers 5 writes it back."""
-    config, kind, _ = FAMILIES[name]
+    config, _ = FAMILIES[name]
     values = {key: value for key, value in config.items() if key != "architectures"}
-    written = kind(**values).to_dict() | {"architectures": config["architectures"]}
+    written = getattr(hf, config["architectures"][0]).config_class(**values).to_dict() | {
+        "architectures": config["architectures"]
+    }
     assert "rope_parameters" in (written.get("text_config") or written)
     assert spec_of(written) == spec_of(config)
 
@@ -64,7 +67,7 @@ def test_gemma3_4b() -> None:
     local, whole = decoder.rotaries
     assert (local.base, local.scaling, whole.base, whole.scaling) == (1e4, None, 1e6, LinearScaling(factor=8.0))
     assert decoder.embedding_scale == 2560**0.5 and decoder.norm.offset == 1.0 and decoder.tied_head
-    assert vision.merge == 4 and isinstance(vision.projector, PoolSpec) and vision.projector.unit == 16
+    assert vision.merge == 4 and isinstance(vision.projector, PoolSpec)
 
 
 def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Values missing in a config.json get the defaults of transformers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +11,25 @@ import transformers as hf
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.models.model_config import Config
 from saccade.models.model_spec import ModelSpec
-from saccade.models.registry import MODEL_TYPES, read_spec
+from saccade.models.registry import FAMILIES, MODEL_TYPES, read_spec
 
-CLASSES: dict[str, Any] = {
-    "llama": hf.LlamaConfig,
-    "qwen2": hf.Qwen2Config,
-    "qwen3": hf.Qwen3Config,
-    "qwen3_moe": hf.Qwen3MoeConfig,
-    "qwen2_5_vl": hf.Qwen2_5_VLConfig,
-    "qwen3_vl": hf.Qwen3VLConfig,
-    "qwen3_vl_moe": hf.Qwen3VLMoeConfig,
-    "gemma3_text": hf.Gemma3TextConfig,
-    "gemma3": hf.Gemma3Config,
-}
-# The minimum that fits together: the text's width is the one that the tower projects to by default.
+# What a config must say so that its parts fit together or a default shows; other configs may be empty. The text's width
+# is the one that the tower projects to by default.
 PARTIAL: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"model_type": "llama"},
-    "Qwen2ForCausalLM": {"model_type": "qwen2", "use_sliding_window": True},
-    "Qwen3ForCausalLM": {"model_type": "qwen3", "use_sliding_window": True},
-    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", "use_sliding_window": True},
-    "Gemma3ForCausalLM": {"model_type": "gemma3_text"},
-    "Gemma3ForConditionalGeneration": {
-        "model_type": "gemma3",
-        "text_config": {},
-        "vision_config": {"image_size": 896, "patch_size": 14},
-    },
-    "Qwen2_5_VLForConditionalGeneration": {
-        "model_type": "qwen2_5_vl",
+    "qwen2": {"use_sliding_window": True},
+    "qwen3": {"use_sliding_window": True},
+    "qwen3_moe": {"use_sliding_window": True},
+    "gemma3": {"text_config": {}, "vision_config": {"image_size": 896, "patch_size": 14}},
+    "qwen2_5_vl": {
         "text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4},
         "vision_config": {},
     },
-    "Qwen3VLForConditionalGeneration": {
-        "model_type": "qwen3_vl",
-        "text_config": {"hidden_size": 3584},
+    "qwen2_vl": {
+        "text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4},
         "vision_config": {},
     },
-    "Qwen3VLMoeForConditionalGeneration": {
-        "model_type": "qwen3_vl_moe",
-        "text_config": {"head_dim": 128},
-        "vision_config": {"out_hidden_size": 2048},
-    },
+    "qwen3_vl": {"text_config": {"hidden_size": 3584}, "vision_config": {}},
+    "qwen3_vl_moe": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 2048}},
 }
 
 
@@ -57,10 +37,14 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     return read_spec(Config(config))[1]
 
 
+def config_class(model_type: str) -> Any:
+    return getattr(hf, MODEL_TYPES[model_type].architecture).config_class
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_defaults_match_transformers(model_type: str) -> None:
     """Compares classes, because a built config drops values that are switched off, such as a window."""
-    ours, theirs = MODEL_TYPES[model_type].defaults, CLASSES[model_type]
+    ours, theirs = MODEL_TYPES[model_type].defaults, config_class(model_type)
     parts = getattr(theirs, "sub_configs", {})
     for table, kind in (
         (ours.top, theirs),
@@ -71,15 +55,20 @@ def test_defaults_match_transformers(model_type: str) -> None:
         assert {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()} == table
 
 
-@pytest.mark.parametrize("architecture", PARTIAL)
-def test_a_partial_config_gives_the_same_model_as_in_transformers(architecture: str) -> None:
-    partial = {"architectures": [architecture]} | PARTIAL[architecture]
-    whole = CLASSES[partial["model_type"]](**PARTIAL[architecture]).to_dict() | {"architectures": [architecture]}
-    assert spec_of(partial) == spec_of(whole)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_partial_config_gives_the_same_model_as_in_transformers(model_type: str) -> None:
+    given, named = PARTIAL.get(model_type, {}), {"architectures": [MODEL_TYPES[model_type].architecture]}
+    partial = given | named | {"model_type": model_type}
+    assert spec_of(partial) == spec_of(config_class(model_type)(**given).to_dict() | named)
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
     return MODEL_TYPES[config["model_type"]].defaults.complete(config)
+
+
+def test_a_family_with_a_tower_must_say_how_images_become_patches() -> None:
+    with pytest.raises(AssertionError, match="only one of vision and media"):
+        replace(MODEL_TYPES["qwen3_vl"], media=None)
 
 
 def test_completing_a_config_keeps_its_values() -> None:
@@ -91,14 +80,14 @@ def test_completing_a_config_keeps_its_values() -> None:
     assert (flat["hidden_size"], flat["num_hidden_layers"], flat["vision_config"]["tokens_per_second"]) == (64, 80, 4)
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
+@pytest.mark.parametrize("model_type", [family.model_type for family in FAMILIES if family.media is not None])
 def test_inputs_are_prepared_with_the_same_defaults(model_type: str, tmp_path: Path) -> None:
     """The tower's config is empty, except for the image size where the rest would not fit."""
     vision = {"image_size": 1024} if model_type == "gemma3" else {}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": vision}))
     size = {"size": {"height": 1024, "width": 1024}, "min_pixels": 9, "max_pixels": 99}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(size))
-    theirs, ours = CLASSES[model_type](vision_config=vision), read_placeholder_settings(tmp_path)
+    theirs, ours = config_class(model_type)(vision_config=vision), read_placeholder_settings(tmp_path)
     assert ours is not None
     side = 1024 // 16 // 16 if model_type == "gemma3" else theirs.vision_config.spatial_merge_size
     assert (ours.merge, ours.image_token_id) == (side, theirs.image_token_id)

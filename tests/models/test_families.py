@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.models.registry import ARCHITECTURES
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models import tiny
 from tests.models.conftest import Loaded
 from tests.models.packing import Engine
 from tests.models.prompts import Part, Prompt, encode, oracle_inputs, positions, request, write
+from tests.models.rank_families import CONFIGS
 
 Load = Callable[[str], Loaded]
 TOLERANCE = 1e-4
@@ -45,6 +47,13 @@ def ours(model: Model, prompt: Prompt, positions_3T: Tensor) -> Tensor:
 
 def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_every_family_is_in_the_tables_that_tests_take_families_from() -> None:
+    made = {type(make()).__name__ for make in tiny.MAKERS.values()}
+    split = {name for config in CONFIGS.values() for name in config["architectures"]}
+    assert set(ARCHITECTURES) - made == set(), "add it to MAKERS in tests/models/tiny.py"
+    assert set(ARCHITECTURES) - split == set(), "add it to CONFIGS in tests/models/rank_families.py"
 
 
 @pytest.mark.parametrize("name", tiny.TEXT)

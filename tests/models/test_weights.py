@@ -16,6 +16,7 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.models.folder import find_model
 from saccade.models.quantization import Quantize
+from saccade.models.rename import Renames, Rule, one
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models import tiny
@@ -197,6 +198,27 @@ def _pop(name: str, tensors: dict[str, Tensor]) -> None:
     del tensors[name]
 
 
+def test_a_tensor_that_fills_several_slots_counts_once_if_it_is_missing(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3_vl")
+    name = "model.visual.blocks.1.attn.qkv.weight"
+    copy(made, tmp_path, partial(_pop, name))
+    with pytest.raises(ConfigError, match=rf": 1 missing: {re.escape(name)}\."):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        one("blocks.{n}.fc1.{w}", "tower.blocks.{i}.up.{w}"),
+        Rule("blocks.{n}.qkv.{w}", ("tower.blocks.{n}.q.{w}", "tower.blocks.{n}.k.weight")),
+        Rule("experts.{n}", ("decoder.{n}.experts.up",), unbind=True),
+    ],
+)
+def test_a_rule_whose_sides_have_different_words_is_refused_at_once(rule: Rule) -> None:
+    with pytest.raises(AssertionError, match="other words in"):
+        Renames((), (rule,))
+
+
 def test_an_unexpected_tensor_is_named(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     copy(made, tmp_path, lambda tensors: tensors.update({"model.layers.9.mlp.up_proj.weight": torch.ones(2)}))
@@ -325,7 +347,7 @@ def test_remote_code_is_never_run(loaded: Load, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "big"}, "hidden_size is 'big'; a int is needed"),
+        ({"hidden_size": "big"}, "hidden_size is 'big'; a whole number is needed"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; allowed: silu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'; allowed: default"),
         ({"layer_types": ["full_attention"]}, "layer_types must name"),

@@ -75,6 +75,8 @@ GEMMA: list[dict[str, Any]] = [
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     ("qwen2", {"gone": ("layer_types",), "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
     ("llama_plain", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
     ("llama_plain", {"gone": ("rope_parameters",), "rope_theta": 1e4, "rope_scaling": YARN}),
     ("qwen3", {"rope_scaling": YARN | {"attention_factor": 1.5}}),
@@ -145,7 +147,8 @@ def test_deepstack_mergers_follow_the_order_of_layers_in_the_config(loaded: Load
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true; only causal"),
         ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters names rope_theta"),
         ("gemma3_vl", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9; it must be a square .* 8 patches"),
-        ("qwen3_vl", {"vision_config": {"out_hidden_size": 40}}, "out_hidden_size is 40; .* 48"),
+        ("qwen3_vl", {"vision_config": {"out_hidden_size": 40}}, "rows of 40 columns; .* 48"),
+        ("qwen2_vl", {"vision_config": {"hidden_size": 40}}, "rows of 40 columns; .* 48"),
         ("qwen3_vl", {"vision_config": {"num_heads": 3}}, "3 heads of the tower do not divide"),
         ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [0, 4]}}, r"is \[0, 4\]; .* from 0 to 3"),
         ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [1, 1]}}, r"is \[1, 1\]; different layers"),

@@ -59,6 +59,16 @@ _QWEN2_VISION = {
     "fullatt_block_indexes": [1, 3],
     "tokens_per_second": 2,
 }
+_QWEN2_VL_VISION = {
+    "depth": 3,
+    "embed_dim": 32,
+    "hidden_size": 48,
+    "mlp_ratio": 2,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+}
 _SIGLIP = {
     "hidden_size": 32,
     "intermediate_size": 40,
@@ -109,6 +119,12 @@ def _qwen2_5_vl() -> Any:
     return hf.Qwen2_5_VLForConditionalGeneration(config)
 
 
+def _qwen2_vl() -> Any:
+    text = _TEXT | {"rope_parameters": _mrope([2, 2, 2])}
+    config = hf.Qwen2VLConfig(text_config=text, vision_config=_QWEN2_VL_VISION, **_TOKENS)
+    return hf.Qwen2VLForConditionalGeneration(config)
+
+
 def _gemma3_vl() -> Any:
     tokens = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END}
     config = hf.Gemma3Config(text_config=_GEMMA | _CAPS, vision_config=_SIGLIP, mm_tokens_per_image=16, **tokens)
@@ -129,6 +145,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     ),
     "llama_plain": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_TEXT, tie_word_embeddings=True)),
     "qwen2_plain": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**_TEXT)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**_TEXT, head_dim=16, sliding_window=6)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_TEXT, head_dim=16)),
     "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(
         hf.Qwen3MoeConfig(**_TEXT, **_EXPERTS, head_dim=16, norm_topk_prob=False, mlp_only_layers=[1])
@@ -136,6 +153,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "gemma3": _gemma3,
     "gemma3_vl": _gemma3_vl,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": _qwen2_vl,
     "qwen3_vl": lambda: _qwen3_vl(
         hf.Qwen3VLTextConfig, hf.Qwen3VLVisionConfig, hf.Qwen3VLConfig, hf.Qwen3VLForConditionalGeneration
     ),
@@ -148,9 +166,11 @@ MAKERS: dict[str, Callable[[], Any]] = {
         tie_word_embeddings=True,
     ),
 }
-TEXT = ("llama", "llama_bias", "llama_plain", "qwen2", "qwen2_plain", "qwen3", "qwen3_moe", "gemma3")
-QWEN_VL = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl")
+VARIANTS = ("llama_bias", "llama_plain", "qwen2_plain")
+QWEN_VL = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl")  # images of any size, videos, M-RoPE
 VISION = (*QWEN_VL, "gemma3_vl")
+TEXT = tuple(name for name in MAKERS if name not in VISION)
+FAMILIES = tuple(name for name in MAKERS if name not in VARIANTS)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from time import perf_counter
 
 from saccade.config import Tier
 
+_MAX_ROUNDS = 9
+_ENOUGH_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -68,10 +71,6 @@ def measure(
         for found, times in zip(points, zip(*rounds, strict=True), strict=True):
             found.append((size, median(times)))
     return [Curve(tuple(found)) for found in points]
-
-
-_MAX_ROUNDS = 9
-_ENOUGH_S = 0.1
 
 
 def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:

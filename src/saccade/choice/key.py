@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from saccade.config import Mode, Tier
 
-Bucket = TypeVar("Bucket")
 _INT64 = np.dtype("<i8")
 
 
@@ -96,19 +95,3 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
         values = np.asarray(structure[name], dtype=_INT64)
         state.update(f"{name}:{values.size};".encode() + values.tobytes())
     return state.hexdigest()
-
-
-def thinned(buckets: Sequence[Bucket], stride: int) -> tuple[Bucket, ...]:
-    """Every `stride`-th bucket, counted from the largest, and the smallest. `buckets` are sorted by size."""
-    return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))
-
-
-def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:
-    """Row counts from `smallest` to `largest`, with `per_octave` equal steps from one power of two to the next. With 8,
-    a step is 1/16 to 1/8 of the size and padding averages half a step: about 4 % of uniformly distributed sizes."""
-    buckets = [min(smallest, largest)]
-    while buckets[-1] < largest:
-        octave = 1 << (buckets[-1].bit_length() - 1)
-        step = max(octave // per_octave, 1)
-        buckets.append(min(buckets[-1] // step * step + step, largest))
-    return tuple(buckets)

@@ -95,8 +95,8 @@ def local_models(download_dir: str = "") -> Iterator[LocalModel]:
 
 
 def described(name: str, folder: Path, num_bytes: int) -> LocalModel:
-    from saccade.models.model_config import Config  # imports torch
-    from saccade.models.quantization import read_formats
+    from saccade.models.model_config import Config
+    from saccade.models.quantization import read_formats  # imports torch
     from saccade.models.registry import read_spec
 
     if not (folder / "config.json").is_file():

@@ -17,7 +17,7 @@ from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.formats import Formats
-from saccade.layers.layer import PLAIN, Placement
+from saccade.layers.layer import ALL_PLAIN, Placement
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.model_spec import ModelSpec
 from saccade.models.vlm import Model
@@ -96,7 +96,7 @@ def start_ranks(
     return RankProcesses(plan, on_death)
 
 
-def check_division(spec: ModelSpec, size: int, encoder_mode: str, formats: Formats = PLAIN) -> None:
+def check_division(spec: ModelSpec, size: int, encoder_mode: str, formats: Formats = ALL_PLAIN) -> None:
     """Raises a ConfigError if the model cannot be divided over this many ranks. Quantization blocks may fit one rank's
     share but not another's, so with them every rank is checked."""
     kernels, meta = kernels_for("cpu", torch.float32), torch.device("meta")

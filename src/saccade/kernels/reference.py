@@ -81,7 +81,7 @@ def add_layer_norm(
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
-    """`activation(gate) * up` of rows laid out as [gate | up]; kind is "silu", "gelu_tanh" or "gelu"."""
+    """`activation(gate) * up` of rows laid out as [gate | up]; kind is one of `ACTIVATIONS`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (activate(gate, kind) * up).to(gate_up.dtype)
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from saccade.errors import ConfigError
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "quick_gelu")
 
 
 def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,7 +19,7 @@ def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """activation(x weight' + bias); kind is "silu", "gelu_tanh" or "gelu". The sum may be rounded first or not."""
+    """activation(x weight' + bias); kind is one of `ACTIVATIONS`. The sum may be rounded first or not."""
     return activate(functional.linear(x, weight, bias), kind)
 
 
@@ -47,6 +47,8 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
 def activate(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return functional.silu(x)
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     if kind not in ACTIVATIONS:
         raise ConfigError(f"unknown activation {kind!r}; allowed: {', '.join(ACTIVATIONS)}")
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")

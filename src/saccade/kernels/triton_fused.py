@@ -80,6 +80,8 @@ def gated_kernel(
     elif KIND == "gelu_tanh":
         # 0.5 * (1 + tanh(u)) is sigmoid(2u); Triton's portable language has no tanh.
         y = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    elif KIND == "quick_gelu":
+        y = gate * tl.sigmoid(1.702 * gate) * up
     else:
         y = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
     tl.store(y_ptr + row * width + columns, y.to(y_ptr.dtype.element_ty), mask=inside)

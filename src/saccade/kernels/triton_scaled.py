@@ -89,7 +89,9 @@ def _activated(x_ptr, START: tl.constexpr, width, KIND: tl.constexpr, BLOCK: tl.
         y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # see `triton_fused.gated_kernel`
     elif KIND == "gelu" or KIND == "gated_gelu":
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-    if KIND == "gated_silu" or KIND == "gated_gelu_tanh" or KIND == "gated_gelu":
+    elif KIND == "quick_gelu" or KIND == "gated_quick_gelu":
+        y = y * tl.sigmoid(1.702 * y)
+    if KIND == "gated_silu" or KIND == "gated_gelu_tanh" or KIND == "gated_gelu" or KIND == "gated_quick_gelu":
         y *= tl.load(x_ptr + width + columns, mask=inside, other=0.0).to(tl.float32)
     return y.to(x_ptr.dtype.element_ty).to(tl.float32)
 
@@ -112,7 +114,7 @@ def scaled_rows_kernel(
     TAIL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program t: row t in e4m3 after an activation. KIND is "none", "silu", "gelu_tanh" or "gelu"; with the prefix
+    """Program t: row t in e4m3 after an activation. KIND is "none" or one of `ACTIVATIONS`; with the prefix
     "gated_" the activation of the row's first half is multiplied with the second half."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)

@@ -171,6 +171,11 @@ class PlainFormats:
         return width if width % ALIGNED == 0 else -(-width // ROOM) * ROOM
 
 
+def room_of_quantized(width: int) -> int:
+    """`Formats.room` where some weights are quantised."""
+    return -(-width // ROOM_OF_QUANTIZED) * ROOM_OF_QUANTIZED
+
+
 def require_whole_blocks(start: int, count: int, what: str, size: int) -> None:
     """Raises if a rank's share begins inside a block and ends in another: its blocks would not be the checkpoint's."""
     if start % BLOCK and start % BLOCK + count > BLOCK:

@@ -13,7 +13,7 @@ from saccade.kernels.weight import Weight, new_weight
 from saccade.layers.formats import Formats, PlainFormats, Slot, WeightFormat
 from saccade.layers.parallel import ALONE, ParallelGroup
 
-PLAIN = PlainFormats()
+ALL_PLAIN = PlainFormats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     group: ParallelGroup = ALONE
-    formats: Formats = PLAIN
+    formats: Formats = ALL_PLAIN
     path: str = ""
 
     def inside(self, name: str) -> "Placement":

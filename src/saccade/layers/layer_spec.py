@@ -105,10 +105,9 @@ class VisionBlockSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergerSpec:
-    """An MLP turns `unit` neighbouring patches into one row of the decoder's width. The norm is over a patch, or with
+    """An MLP turns the patches of a unit into one row of the decoder's width. The norm is over a patch, or with
     `norm_after_merge` over the joined patches."""
 
-    unit: int
     out_width: int
     norm: NormSpec
     norm_after_merge: bool = False
@@ -116,9 +115,8 @@ class MergerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """`unit` neighbouring patches are averaged, normalised and projected to the decoder's width."""
+    """The patches of a unit are averaged, normalised and projected to the decoder's width."""
 
-    unit: int
     out_width: int
     norm: NormSpec
 

@@ -19,7 +19,7 @@ class Rotary(Layer):
     """Cosines and sines of positions in float32, laid out for half-split rotation. No checkpoint fills it, but graphs
     read its tensors, so it is a layer and watched like weights."""
 
-    def __init__(self, spec: RotarySpec, place: Placement) -> None:
+    def __init__(self, place: Placement, spec: RotarySpec) -> None:
         self.kernels = place.kernels
         self.frequencies_F = inverse_frequencies(spec).to(place.device)
         self.axes_F = torch.tensor(spec.axes, device=place.device)
@@ -31,7 +31,7 @@ class Rotary(Layer):
 class GridRotary(Rotary):
     """Half of the frequencies follow the row and half the column. Both halves begin with the highest frequency."""
 
-    def __init__(self, head_dim: int, base: float, place: Placement) -> None:
+    def __init__(self, place: Placement, head_dim: int, base: float) -> None:
         self.kernels = place.kernels
         half = RotarySpec(width=head_dim // 2, base=base, axes=plain_axes(head_dim // 2))
         self.frequencies_F = inverse_frequencies(half).repeat(2).to(place.device)

@@ -45,7 +45,7 @@ class Step:
 class VisionStep:
     """One pass of a vision tower over packed patches of several images and frames.
 
-    Patches are in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
+    Patches are in merge-block order: the `merge` x `merge` patches of one merged unit are neighbours, and
     units are in raster order. Segments (frames) and windows cover all P rows: padded rows form their own segments. The
     fields of learned positions and windows are None for families without them. After the blocks in `cuts` the pass may
     stop and go on later.

@@ -80,8 +80,8 @@ class PositionGrid(Layer):
 
 
 class Merger(Layer):
-    def __init__(self, place: Placement, width: int, spec: MergerSpec) -> None:
-        self.joined = width * spec.unit
+    def __init__(self, place: Placement, width: int, unit: int, spec: MergerSpec) -> None:
+        self.joined = width * unit
         self.norm_after_merge = spec.norm_after_merge
         self.norm = new_norm(place, self.joined if spec.norm_after_merge else width, spec.norm)
         mlp = MLPSpec(width=self.joined, activation="gelu", gated=False, bias=True)
@@ -94,8 +94,8 @@ class Merger(Layer):
 
 
 class PoolProjector(Layer):
-    def __init__(self, place: Placement, width: int, spec: PoolSpec) -> None:
-        self.unit = spec.unit
+    def __init__(self, place: Placement, width: int, unit: int, spec: PoolSpec) -> None:
+        self.unit = unit
         self.norm = new_norm(place, width, spec.norm)
         self.project = Linear(place.inside("project"), width, spec.out_width)
 

@@ -25,7 +25,7 @@ class Decoder(Layer):
         self.embedding = VocabTable(place.inside("embedding"), spec.vocab_size, spec.width)
         # Embeddings are scaled in the model's dtype, so the factor is rounded to it.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
-        self.rotaries = [Rotary(rotary, place) for rotary in spec.rotaries]
+        self.rotaries = [Rotary(place, rotary) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place.inside(f"layers.{i}"), spec, layer) for i, layer in enumerate(spec.layers)]
         assert spec.deepstack_levels < len(self.layers), "deepstack rows go between layers"
         self.warmup_layers = self._warmup_layers()

@@ -51,6 +51,9 @@ class Family:
     renames: Renames
     media: MediaDefaults | None = None
 
+    def __post_init__(self) -> None:
+        assert (self.vision is None) == (self.media is None), f"{self.architecture} has only one of vision and media"
+
     def spec(self, config: Config) -> ModelSpec:
         config = Config(self.defaults.complete(config.values), config.where)
         decoder = self.decoder(config)

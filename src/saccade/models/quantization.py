@@ -1,23 +1,17 @@
 """How weights are quantised: as the checkpoint stores them, or as the user asks while they are loaded."""
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.errors import ConfigError
 from saccade.kernels.weight import Layout
-from saccade.layers.formats import ROOM_OF_QUANTIZED, Formats, PlainFormats, WeightFormat
+from saccade.layers.formats import Formats, PlainFormats, WeightFormat, room_of_quantized
 from saccade.models.model_config import Config
 from saccade.models.rename import Renames
-from saccade.models.stored_formats import PLAIN, quantization_of, read_stored
+from saccade.models.stored_formats import LANGUAGE, PLAIN, VISION, quantization_of, read_stored
 
 ROUNDED = WeightFormat(layout=Layout.ROWS)
 WORDS = ("auto", "fp8")
-
-# Paths of the layers that are quantised on request. The others (embedding, head, router, patches, projectors) affect
-# quality too much or are too small to matter.
-_LANGUAGE = re.compile(r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+")
-_VISION = re.compile(r"tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+")
 
 
 class QuantizeSettings(Protocol):
@@ -50,7 +44,8 @@ AS_STORED = Quantize()
 
 @dataclass(frozen=True)
 class RoundedFormats:
-    """The formats of plain weights that are rounded while they are loaded."""
+    """The formats of plain weights that are rounded while they are loaded. Embedding, head, router, patches and
+    projectors stay plain: they affect quality too much, or are too small to matter."""
 
     language: WeightFormat
     vision: WeightFormat
@@ -58,10 +53,10 @@ class RoundedFormats:
     multiple = 1
 
     def of(self, path: str) -> WeightFormat:
-        return self.language if _LANGUAGE.fullmatch(path) else self.vision if _VISION.fullmatch(path) else PLAIN
+        return self.language if LANGUAGE.fullmatch(path) else self.vision if VISION.fullmatch(path) else PLAIN
 
     def room(self, width: int) -> int:
-        return -(-width // ROOM_OF_QUANTIZED) * ROOM_OF_QUANTIZED
+        return room_of_quantized(width)
 
 
 def read_formats(config: Config, renames: Renames, asked: Quantize = AS_STORED, *, is_dummy: bool = False) -> Formats:

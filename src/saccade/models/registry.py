@@ -5,7 +5,7 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import Llama3Scaling, MoESpec
-from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
+from saccade.models.families import gemma3, llama, mistral, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
 from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, ModelSpec
@@ -14,12 +14,14 @@ FAMILIES = (
     qwen3_vl.FAMILY,
     qwen3_vl.MOE_FAMILY,
     qwen2_5_vl.FAMILY,
+    qwen2_vl.FAMILY,
     gemma3.FAMILY,
     gemma3.TEXT_FAMILY,
     qwen3.FAMILY,
     qwen3.MOE_FAMILY,
     qwen2.FAMILY,
     llama.FAMILY,
+    mistral.FAMILY,
 )
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
@@ -92,10 +94,13 @@ def _vision_faults(spec: ModelSpec) -> Iterator[str]:
     if vision is None:
         return
     if vision.projector.out_width != width:
-        yield f"out_hidden_size is {vision.projector.out_width}; it must be hidden_size of the text, which is {width}"
+        yield (
+            f"vision_config describes rows of {vision.projector.out_width} columns; "
+            f"it must be hidden_size of the text, which is {width}"
+        )
     heads, num_columns = vision.block.num_heads, vision.block.width // vision.block.num_heads
     if vision.block.width % heads:
-        yield f"{heads} heads of the tower do not divide its hidden_size of {vision.block.width}"
+        yield f"{heads} heads of the tower do not divide its width of {vision.block.width}"
     elif vision.rotary_base and num_columns % 4:
         yield f"heads of the tower have {num_columns} columns; a rotary by row and column needs a multiple of 4"
     levels = vision.deepstack_layers

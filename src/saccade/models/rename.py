@@ -7,7 +7,7 @@ also work backwards, so that an error can name a missing tensor as the checkpoin
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -58,6 +58,16 @@ class Renames:
     prefixes: tuple[tuple[str, str], ...]
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = IGNORED
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            words = set(_pattern(rule.source).groupindex) | ({"i"} if rule.unbind else set())
+            for target in rule.targets:
+                assert words == set(_pattern(target).groupindex), f"other words in {rule.source} than in {target}"
+
+    def plus(self, rules: tuple[Rule, ...], *, prefixes: tuple[tuple[str, str], ...] = ()) -> "Renames":
+        """With more rules, and prefixes that are tried before the others."""
+        return replace(self, prefixes=prefixes + self.prefixes, rules=self.rules + rules)
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -9,7 +9,7 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.kernels.weight import BLOCK, Layout
-from saccade.layers.formats import ROOM_OF_QUANTIZED, WeightFormat
+from saccade.layers.formats import WeightFormat, room_of_quantized
 from saccade.models.model_config import Config
 from saccade.models.rename import Renames
 
@@ -24,10 +24,9 @@ _NO_OBJECT: dict[str, Any] = {}
 
 # Paths of the layers that are `Linear` in transformers. A quantised router or head is refused: every release that
 # servers load keeps them plain.
-_LINEAR = re.compile(
-    r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+|tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+"
-    r"|tower\.(projector|deepstack\.\d+)\.mlp\.[\w.]+"
-)
+LANGUAGE = re.compile(r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+")
+VISION = re.compile(r"tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+")
+_LINEAR = re.compile(rf"{LANGUAGE.pattern}|{VISION.pattern}|tower\.(projector|deepstack\.\d+)\.mlp\.[\w.]+")
 _CLASS_NAME = re.compile(r"[A-Z]\w*")
 
 
@@ -93,7 +92,7 @@ class StoredFormats:
         return BLOCK if any(group.form.layout is Layout.BLOCKS for group in self.groups) else 1
 
     def room(self, width: int) -> int:
-        return -(-width // ROOM_OF_QUANTIZED) * ROOM_OF_QUANTIZED
+        return room_of_quantized(width)
 
     def _by_precision(self, names: Sequence[str]) -> Iterator[LayerGroup]:
         """As in compressed-tensors, a whole name goes before a pattern, and a pattern before a class."""

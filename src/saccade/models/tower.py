@@ -33,12 +33,12 @@ class Tower(Layer):
         self.patches = Linear(place.inside("patches"), spec.patch_values, width, bias=spec.patch_bias)
         self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
         head_dim = width // spec.block.num_heads
-        self.rotary = GridRotary(head_dim, spec.rotary_base, place) if spec.rotary_base else None
+        self.rotary = GridRotary(place, head_dim, spec.rotary_base) if spec.rotary_base else None
         self.blocks = [VisionBlock(place.inside(f"blocks.{i}"), spec.block) for i in range(spec.depth)]
         self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
-        self.projector = _new_projector(place.inside("projector"), width, spec.projector)
+        self.projector = _new_projector(place.inside("projector"), spec, spec.projector)
         self.deepstack = [
-            _new_projector(place.inside(f"deepstack.{i}"), width, spec.deepstack_merger)
+            _new_projector(place.inside(f"deepstack.{i}"), spec, spec.deepstack_merger)
             for i in range(len(spec.deepstack_layers))
         ]
         self.warmup_layers = self._warmup_layers()
@@ -117,6 +117,7 @@ class Tower(Layer):
         return units_UX[step.window_order_U].flatten(0, 1)
 
 
-def _new_projector(place: Placement, width: int, spec: MergerSpec | PoolSpec | None) -> Merger | PoolProjector:
+def _new_projector(place: Placement, tower: VisionSpec, spec: MergerSpec | PoolSpec | None) -> Merger | PoolProjector:
     assert spec is not None, "a tower with deepstack layers needs a deepstack merger"
-    return Merger(place, width, spec) if isinstance(spec, MergerSpec) else PoolProjector(place, width, spec)
+    width, unit = tower.block.width, tower.unit
+    return Merger(place, width, unit, spec) if isinstance(spec, MergerSpec) else PoolProjector(place, width, unit, spec)

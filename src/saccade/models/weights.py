@@ -117,7 +117,8 @@ def _open(
         return file.config(), file
     is_dummy = load_format == "dummy"
     folder = find_folder(folder_or_id, with_weights=not is_dummy)
-    return _read_config(folder), None if is_dummy else SafetensorsFolder.open(folder, share)
+    checkpoint = None if is_dummy else SafetensorsFolder.open(folder, share)
+    return Config.read(folder / "config.json"), checkpoint
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
@@ -127,13 +128,7 @@ def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
         raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, next to config.json")
     file = GGUFFile.open(files[0])
     file.config()
-    return _read_config(folder), file
-
-
-def _read_config(folder: Path) -> Config:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it next to its weights")
-    return Config.read(folder / "config.json")
+    return Config.read(folder / "config.json"), file
 
 
 @dataclass(slots=True)
@@ -159,7 +154,7 @@ class Findings:
             ("repeated", self.repeated),
             ("misshapen", self.misshapen),
         )
-        texts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]
+        texts = [f"{len(set(names))} {kind}: {_listed(names)}" for kind, names in kinds if names]
         if texts:
             raise ConfigError(
                 f"{where}: the weights do not fit config.json: {'; '.join(texts)}. "

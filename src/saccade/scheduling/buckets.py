@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from saccade.choice.key import Capacity, row_buckets, thinned
+from saccade.choice.key import Capacity
 from saccade.models.model_spec import VisionSpec
 
 FEW_ROWS = 128  # steps of up to this many rows are bound by reading weights, so padding is free
@@ -89,7 +89,23 @@ def few_buckets(buckets: Sequence[Capacity], rows: str) -> tuple[Capacity, ...]:
     has one. Empty requests cost a CPU nothing, so the roomiest bucket of each row count is enough."""
     by_rows = {bucket[rows]: bucket for bucket in sorted(buckets, key=lambda b: (b[rows], sum(b.values())))}
     kept: list[Capacity] = []
-    for bucket in reversed(thinned(list(by_rows.values()), STRIDE)):
+    for bucket in reversed(_thinned(list(by_rows.values()), STRIDE)):
         if not kept or bucket[rows] <= max(COARSE_ROWS, COARSE_STEP * kept[-1][rows]):
             kept.append(bucket)
     return tuple(reversed(kept))
+
+
+def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:
+    """Row counts from `smallest` to `largest`, with `per_octave` equal steps from one power of two to the next. With 8,
+    a step is 1/16 to 1/8 of the size and padding averages half a step: about 4 % of uniformly distributed sizes."""
+    buckets = [min(smallest, largest)]
+    while buckets[-1] < largest:
+        octave = 1 << (buckets[-1].bit_length() - 1)
+        step = max(octave // per_octave, 1)
+        buckets.append(min(buckets[-1] // step * step + step, largest))
+    return tuple(buckets)
+
+
+def _thinned(buckets: Sequence[Capacity], stride: int) -> tuple[Capacity, ...]:
+    """Every `stride`-th bucket, counted from the largest, and the smallest. `buckets` are sorted by size."""
+    return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.kernels import fused, reference
+from saccade.kernels.reference_vision import ACTIVATIONS
 from tests.kernels.cases import qkv_slices, randn, rotary_tables, turned
 
 DTYPES = [torch.float32, torch.float16]
@@ -55,7 +56,7 @@ def test_norms_of_no_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_gated_activation(kind: str, dtype: torch.dtype) -> None:
     wide = randn(3, 2 * 1100 + 8, seed=7, dtype=dtype) * 4
     for x in (wide[:, :2200], wide[:1, :2].contiguous(), randn(2, 2, 72, seed=8, dtype=dtype)):

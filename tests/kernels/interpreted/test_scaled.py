@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference_scaled, scaled, vectors
+from saccade.kernels.reference_vision import ACTIVATIONS
 from saccade.kernels.weight import Layout, Pending, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
@@ -43,7 +44,7 @@ def test_rows(width: int, form: str) -> None:
     x, residual = (randn(3, width, seed=s) + 0.3 for s in (1, 2))
     scale, bias = (randn(width, seed=s) for s in (3, 4))
     assert_same(scaled.scale_inputs(x, weight), scale_inputs(x, weight))
-    for kind in ("silu", "gelu_tanh", "gelu") if width == WIDTHS[0] else ("silu",):
+    for kind in ACTIVATIONS if width == WIDTHS[0] else ("silu",):
         assert_same(scaled.scaled_activation(x, kind, weight), reference_scaled.scaled_activation(x, kind, weight))
         both = torch.cat([x, residual], dim=1)
         found = scaled.scaled_gated_activation(both, kind, weight)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from saccade.kernels import fused_vision, reference
+from saccade.kernels.reference_vision import ACTIVATIONS
 from tests.kernels.cases import POISON, randn, rotary_tables, turned
 
 DTYPES = [torch.float32, torch.float16]
@@ -50,7 +51,7 @@ def test_rows_are_scattered_in_every_level_and_nowhere_else() -> None:
     torch.testing.assert_close(ours[:, kept], theirs[:, kept], equal_nan=True, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activated_linear(kind: str) -> None:
     x, weight, bias = randn(4, 24, seed=1), randn(40, 24, seed=2), randn(40, seed=3)
     for b in (bias, None):

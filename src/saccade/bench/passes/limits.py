@@ -139,19 +139,19 @@ def vision_limit(spec: VisionSpec, grids: Sequence[tuple[int, int, int]], sizes:
     width, mlp = spec.block.width, spec.block.mlp
     block = 4 * width * width + (3 if mlp.gated else 2) * width * mlp.width
     per_patch = spec.patch_values * width
-    per_unit = _projector_parameters(width, spec.projector)
+    per_unit = _projector_parameters(spec, spec.projector)
     if spec.deepstack_merger is not None:
-        per_unit += len(spec.deepstack_layers) * _projector_parameters(width, spec.deepstack_merger)
+        per_unit += len(spec.deepstack_layers) * _projector_parameters(spec, spec.deepstack_merger)
     others = 2 * num_patches * per_patch + 2 * num_patches // spec.unit * per_unit
     attention = 4 * width * sum(_visible_pairs(spec, grid) for grid in grids)
     read = spec.depth * block * sizes.layers + (per_patch + per_unit) * sizes.others
     return _limit(2 * num_patches * spec.depth * block, others, attention, read, sizes, rates)
 
 
-def _projector_parameters(width: int, projector: MergerSpec | PoolSpec) -> int:
+def _projector_parameters(spec: VisionSpec, projector: MergerSpec | PoolSpec) -> int:
     if isinstance(projector, PoolSpec):
-        return width * projector.out_width
-    joined = width * projector.unit
+        return spec.block.width * projector.out_width
+    joined = spec.block.width * spec.unit
     return joined * joined + joined * projector.out_width
 
 

@@ -14,8 +14,9 @@ from saccade.errors import ConfigError
 from saccade.layers.layer_spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
 from saccade.models.family import Defaults, Family
 from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
-from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
+from saccade.models.readers import Rope, read_decoder, spread_window
 from saccade.models.rename import DECODER_RULES, IGNORED, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
 
 TEXT = {
@@ -93,14 +94,13 @@ def read_vision(config: Config) -> VisionSpec:
     num_heads = vision.size("num_attention_heads")
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=num_heads, norm=norm, mlp=mlp),
-        depth=vision.size("num_hidden_layers", most=MAX_LAYERS),
+        depth=vision.depth("num_hidden_layers"),
         patch=patch,
         channels=vision.size("num_channels", 3),
         merge=merge,
         grid_side=side,
         final_norm=norm,
         projector=PoolSpec(
-            unit=merge * merge,
             out_width=config.sub("text_config").size("hidden_size"),
             norm=NormSpec(eps=norm.eps, offset=1.0),
         ),
@@ -122,7 +122,7 @@ def _merge(config: Config, side: int) -> int:
 def _windows(config: Config) -> list[int | None]:
     """Without layer_types, every n-th layer is global."""
     every = config.size("sliding_window_pattern", 6)
-    slides = [bool((i + 1) % every) for i in range(config.size("num_hidden_layers", most=MAX_LAYERS))]
+    slides = [bool((i + 1) % every) for i in range(config.depth("num_hidden_layers"))]
     return spread_window(config, config.maybe("sliding_window", int), slides)
 
 

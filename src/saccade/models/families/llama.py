@@ -1,8 +1,10 @@
 """Llama: Llama-2 and -3, SmolLM2, TinyLlama."""
 
 from saccade.models.family import Defaults, Family
-from saccade.models.model_config import read_decoder
+from saccade.models.readers import read_decoder
 from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames
+
+RENAMES = Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES)
 
 FAMILY = Family(
     architecture="LlamaForCausalLM",
@@ -20,5 +22,5 @@ FAMILY = Family(
         }
     ),
     decoder=read_decoder,
-    renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
+    renames=RENAMES,
 )

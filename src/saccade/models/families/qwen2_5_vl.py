@@ -4,19 +4,35 @@ from dataclasses import replace
 
 from saccade.errors import ConfigError
 from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
-from saccade.models.families import qwen2, qwen3_vl
+from saccade.models.families import llama, qwen2, qwen3_vl
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
-from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, VisionSpec
-from saccade.models.rename import Renames, one
+from saccade.models.readers import Rope, read_decoder
+from saccade.models.rename import one
+
+TEXT = (
+    qwen2.TEXT
+    | qwen2.SLIDING
+    | {
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_window_layers": 80,
+    }
+)
 
 
 def read_text(config: Config) -> DecoderSpec:
     text = config.text
     rope = Rope.read(text, default_base=1_000_000.0)
     axes = sectioned_axes(rope.sections or (16, 24, 24))
-    decoder = qwen2.with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
+    decoder = qwen2.with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=qwen2.read_windows(text)))
     return replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False))
 
 
@@ -33,7 +49,7 @@ def read_vision(whole: Config) -> VisionSpec:
     mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.activation("hidden_act"), bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
-        depth=config.size("depth", most=MAX_LAYERS),
+        depth=config.depth("depth"),
         patch=patch,
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
@@ -42,7 +58,7 @@ def read_vision(whole: Config) -> VisionSpec:
         rotary_base=Rope.read(config).base,
         window=window,
         full_layers=frozenset(config.ints("fullatt_block_indexes")),
-        projector=MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm),
+        projector=MergerSpec(out_width=config.size("out_hidden_size"), norm=norm),
     )
 
 
@@ -51,6 +67,9 @@ _BLOCK, _OURS = "vision.blocks.{n}", "tower.blocks.{n}"
 RULES = (
     one(_BLOCK + ".mlp.down_proj.{w}", _OURS + ".mlp.down.{w}"),
     one(_BLOCK + ".mlp.{p}_proj.{w}", _OURS + ".mlp.gate_up.{p}.{w}"),
+)
+
+MERGER_RULES = (
     one("vision.merger.ln_q.{w}", "tower.projector.norm.{w}"),
     one("vision.merger.mlp.0.{w}", "tower.projector.mlp.up.{w}"),
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
@@ -70,23 +89,13 @@ VIDEO = replace(
     max_video_tokens=128_000,
 )
 PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False)
+MEDIA = MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS)
 
 FAMILY = Family(
     architecture="Qwen2_5_VLForConditionalGeneration",
     model_type="qwen2_5_vl",
     defaults=Defaults(
-        text=qwen2.TEXT
-        | qwen2.SLIDING
-        | {
-            "vocab_size": 152_064,
-            "hidden_size": 8192,
-            "intermediate_size": 29_568,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "max_window_layers": 80,
-        },
+        text=TEXT,
         vision=qwen3_vl.TOWER
         | {
             "depth": 32,
@@ -102,9 +111,6 @@ FAMILY = Family(
     ),
     decoder=read_text,
     vision=read_vision,
-    media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
-    renames=Renames(
-        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
-        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + RULES,
-    ),
+    media=MEDIA,
+    renames=llama.RENAMES.plus(qwen3_vl.VISION_RULES + MERGER_RULES + RULES, prefixes=qwen3_vl.VISION_PREFIXES),
 )

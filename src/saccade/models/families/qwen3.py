@@ -2,22 +2,23 @@
 
 from saccade.models.families import llama, qwen2
 from saccade.models.family import Defaults, Family
-from saccade.models.model_config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec
-from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Renames
+from saccade.models.readers import read_decoder, read_moe, with_qk_norm
+from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES
 
 MOE_TEXT = qwen2.TEXT | {"hidden_size": 2048, "num_hidden_layers": 24, "decoder_sparse_step": 1}
 MOE_ALIASES = {"num_local_experts": "num_experts"}
 
 
 def read_qwen3(config: Config) -> DecoderSpec:
-    return with_qk_norm(read_decoder(config, windows=read_windows(config)))
+    return with_qk_norm(read_decoder(config, windows=qwen2.read_windows(config)))
 
 
 def read_qwen3_moe(config: Config) -> DecoderSpec:
     """A model with experts uses its window in all layers; max_window_layers and layer_types are ignored."""
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
-    windows = [window] * config.size("num_hidden_layers", most=MAX_LAYERS)
+    windows = [window] * config.depth("num_hidden_layers")
     decoder = with_qk_norm(read_decoder(config, windows=windows))
     return read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False))
 
@@ -27,7 +28,7 @@ FAMILY = Family(
     model_type="qwen3",
     defaults=Defaults(text=qwen2.TEXT | qwen2.SLIDING | {"max_window_layers": 28, "head_dim": 128}),
     decoder=read_qwen3,
-    renames=llama.FAMILY.renames,
+    renames=llama.RENAMES,
 )
 
 MOE_FAMILY = Family(
@@ -46,5 +47,5 @@ MOE_FAMILY = Family(
         aliases=MOE_ALIASES,
     ),
     decoder=read_qwen3_moe,
-    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + EXPERT_RULES + FUSED_EXPERT_RULES),
+    renames=llama.RENAMES.plus(ROUTER_RULES + EXPERT_RULES + FUSED_EXPERT_RULES),
 )

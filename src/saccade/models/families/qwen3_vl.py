@@ -9,11 +9,11 @@ from saccade.models.families import llama, qwen2
 from saccade.models.families.qwen3 import MOE_ALIASES, MOE_TEXT
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
-from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.model_config import Config
 from saccade.models.model_spec import DecoderSpec, VisionSpec
-from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Renames, Rule, one
+from saccade.models.readers import Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Rule, one
 
-TEXT_RENAMES = llama.FAMILY.renames
 TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}
 TOWER = {"num_heads": 16, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
 _TOWER = TOWER | {
@@ -44,18 +44,17 @@ def read_moe_text(config: Config) -> DecoderSpec:
 
 def read_vision(whole: Config) -> VisionSpec:
     config = whole.sub("vision_config")
-    width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
-    norm = NormSpec(kind="layer", eps=1e-6)
-    merger = MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm)
+    width, norm = config.size("hidden_size"), NormSpec(kind="layer", eps=1e-6)
+    merger = MergerSpec(out_width=config.size("out_hidden_size"), norm=norm)
     inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
     mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
-        depth=config.size("depth", most=MAX_LAYERS),
+        depth=config.depth("depth"),
         patch=config.size("patch_size"),
         temporal_patch=config.size("temporal_patch_size"),
         channels=config.size("in_channels", 3),
-        merge=merge,
+        merge=config.size("spatial_merge_size"),
         grid_side=int(config.size("num_position_embeddings") ** 0.5),
         rotary_base=Rope.read(config).base,
         projector=merger,
@@ -137,7 +136,7 @@ FAMILY = Family(
     decoder=read_text,
     vision=read_vision,
     media=MEDIA,
-    renames=Renames(VISION_PREFIXES + TEXT_RENAMES.prefixes, TEXT_RENAMES.rules + VISION_RULES + RULES),
+    renames=llama.RENAMES.plus(VISION_RULES + RULES, prefixes=VISION_PREFIXES),
 )
 
 MOE_FAMILY = Family(
@@ -161,5 +160,5 @@ MOE_FAMILY = Family(
     decoder=read_moe_text,
     vision=read_vision,
     media=MEDIA,
-    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES + EXPERT_RULES),
+    renames=FAMILY.renames.plus(ROUTER_RULES + FUSED_EXPERT_RULES + EXPERT_RULES),
 )

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.choice.key import row_buckets, structure_digest
+from saccade.choice.key import Capacity, GraphKey, structure_digest
 from saccade.config import Mode
-from saccade.graphs import Capacity, GraphKey
 
 
 def test_different_boundaries_with_equal_totals_have_different_digests() -> None:
@@ -37,22 +36,3 @@ def test_capacities_ignore_the_order_of_dimensions() -> None:
     assert Capacity.of(Capacity.of(tokens=8, segments=2), tokens=9) == Capacity.of(tokens=9, segments=2)
     with pytest.raises(KeyError):
         Capacity.of(tokens=8)["segments"]
-
-
-@given(st.integers(1, 20_000), st.integers(1, 64))
-def test_buckets_rise_from_the_smallest_to_the_largest(largest: int, smallest: int) -> None:
-    buckets = row_buckets(largest, smallest=smallest)
-    assert list(buckets) == sorted(set(buckets))
-    assert buckets[0] == min(smallest, largest)
-    assert buckets[-1] == largest
-
-
-@pytest.mark.parametrize("largest", [1024, 8192, 10_000])
-def test_uniform_sizes_are_padded_by_less_than_six_percent(largest: int) -> None:
-    buckets = np.array(row_buckets(largest))
-    sizes = np.arange(1, largest + 1)
-    padded = buckets[np.searchsorted(buckets, sizes)] - sizes
-    assert padded.sum() / sizes.sum() < 0.06
-    assert len(buckets) < 90
-    assert {64, 512, 1024} <= set(buckets.tolist())
-    assert row_buckets(16, smallest=1) == tuple(range(1, 17)), "a step is at least one row"
