@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from saccade.config import writable_folder
+from saccade.cli.commands import EXIT_BAD_SETTING, main
+from saccade.cli.models import local_models
+from saccade.config import (
+    BYTECODE_FOLDER,
+    NO_BYTECODE,
+    history_file,
+    kernel_folder,
+    worker_environment,
+    writable_folder,
+)
 from saccade.errors import ConfigError
 from saccade.execution.build import build_engine
 from saccade.inputs.processor import Processor
@@ -33,6 +42,20 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
     with pytest.raises(ConfigError, match=r"cannot be written to by this user \(--shadow-dir\)"):
         writable_folder(str(tmp_path), "--shadow-dir")
+
+
+def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Containers may run as any user id, and then nothing says where its home is."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    for name in ("XDG_CACHE_HOME", BYTECODE_FOLDER):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(NO_BYTECODE, "1")
+    assert kernel_folder() is None and history_file() is None
+    assert worker_environment() == dict(os.environ)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    assert [model.name for model in local_models()] == ["(bundled)"]
+    assert main(["pull", "org/name"]) == EXIT_BAD_SETTING
+    assert "Set HF_HOME to a folder that this user can write to" in capsys.readouterr().err
 
 
 def test_a_server_refuses_a_folder_for_profiles_before_it_listens(

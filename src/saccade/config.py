@@ -173,11 +173,10 @@ def writable_folder(named: str, flag: str) -> Path:
 
 def _private_folder(name: str) -> Path | None:
     """A folder that only this user can read and that persists between starts; None if it cannot be created."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "saccade" / name
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "saccade", name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home, as containers may have
         return None
     return folder
 
