@@ -40,9 +40,10 @@ class _ErrorFile(io.FileIO):
 
 def keep_going_without_stderr() -> None:
     """Call this once at the start. Whatever the process writes to standard error from then on is never an error."""
-    if sys.stderr is sys.__stderr__:
+    encoding = sys.stderr.encoding
+    if sys.stderr is sys.__stderr__:  # nobody has replaced it
         file = io.BufferedWriter(_ErrorFile(2, "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(file, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        sys.stderr = io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=True)
 
 
 def open_missing_streams() -> None:
