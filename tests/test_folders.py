@@ -10,8 +10,10 @@ from saccade.cli.models import local_models
 from saccade.config import (
     BYTECODE_FOLDER,
     NO_BYTECODE,
+    TRITON_CACHE,
     history_file,
     kernel_folder,
+    use_private_kernel_cache,
     worker_environment,
     writable_folder,
 )
@@ -56,6 +58,23 @@ def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch, capsy
     assert [model.name for model in local_models()] == ["(bundled)"]
     assert main(["pull", "org/name"]) == EXIT_BAD_SETTING
     assert "Set HF_HOME to a folder that this user can write to" in capsys.readouterr().err
+
+
+def test_kernels_are_compiled_into_a_temporary_folder_where_none_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only image, or one that runs as another user than it was made for. Triton compiles nothing without one."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("atexit.register", lambda *words, **options: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for chosen in ("", str(tmp_path / "file" / "triton")):
+        monkeypatch.setenv(TRITON_CACHE, chosen)
+        use_private_kernel_cache()
+        folder = Path(os.environ[TRITON_CACHE])
+        assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+        use_private_kernel_cache()
+        assert os.environ[TRITON_CACHE] == str(folder), "and it stays the same"
 
 
 def test_a_server_refuses_a_folder_for_profiles_before_it_listens(
