@@ -1,6 +1,5 @@
 """Bytecode for a worker's first imports, compiled by several processes."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def test_only_an_empty_folder_is_filled(
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr(bytecode, "start_python", lambda *words, environment: started.append(words))
     monkeypatch.setattr(bytecode, "_reap", lambda processes: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(bytecode, "usable_cores", lambda: cores)
     if has_files:
         (tmp_path / "home").mkdir()
     compile_if_new({BYTECODE_FOLDER: str(tmp_path)})

@@ -17,8 +17,8 @@ DOCKERFILES = [ROOT / "Dockerfile", ROOT / "deploy" / "Dockerfile.cpu"]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 # Keys of the Compose specification that are used here.
 SERVICE_KEYS = {
-    *("build", "cap_drop", "command", "deploy", "environment", "healthcheck", "image", "ipc", "ports", "profiles"),
-    *("read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "volumes"),
+    *("build", "cap_drop", "command", "deploy", "environment", "healthcheck", "image", "init", "ipc", "ports"),
+    *("profiles", "read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "volumes"),
 }
 HEALTH_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 INSTRUCTIONS = {

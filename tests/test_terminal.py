@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from saccade.cli.commands import EXIT_TERMINATED
 from saccade.errors import ConfigError
 from saccade.terminal import print_table, progress_bar, stages, write_json
 
@@ -84,6 +86,45 @@ def test_a_reader_that_leaves_causes_no_error(says: str, code: int) -> None:
 def test_help_may_be_cut_off() -> None:
     code = "import sys; from saccade.cli import main; sys.exit(main(['help', '--markdown']))"
     assert piped_to_nobody(code) == (0, b"")
+
+
+TALKS = """
+import logging, sys
+from saccade.cli import commands
+from saccade.server.front_end import log_to_stderr
+from saccade.terminal import warn
+
+def talk(words):
+    warn("careful")
+    log_to_stderr()
+    logging.getLogger("saccade").warning("look out")
+    print("shutting down", file=sys.stderr)
+    return 3
+
+commands.dispatch = talk
+sys.exit(commands.main([]))
+"""
+
+
+def test_an_error_output_that_takes_nothing_stops_nothing() -> None:
+    """The log's disk is full, or its reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for nowhere in (os.open("/dev/full", os.O_WRONLY), writer):
+        ended = subprocess.run([sys.executable, "-c", TALKS], stderr=nowhere, timeout=BOUND_S, check=False)
+        os.close(nowhere)
+        assert ended.returncode == 3
+    told = subprocess.run([sys.executable, "-c", TALKS], stderr=subprocess.PIPE, timeout=BOUND_S, check=False).stderr
+    assert told.startswith(b"warning: careful\n") and told.endswith(b"WARNING look out\nshutting down\n")
+
+
+def test_a_container_whose_command_still_starts_can_be_stopped() -> None:
+    """Its first process gets no signal that it has no handler for."""
+    code = "import os, signal; from saccade.cli import commands; {}; "
+    code += "commands.dispatch = lambda words: signal.raise_signal(signal.SIGTERM) or 3; commands.main([])"
+    words = [[sys.executable, "-c", code.format(kind)] for kind in ("pass", "os.getpid = lambda: 1")]
+    codes = [subprocess.run(each, timeout=BOUND_S, check=False).returncode for each in words]
+    assert codes == [-signal.SIGTERM, EXIT_TERMINATED]
 
 
 def piped_to_nobody(code: str) -> tuple[int, bytes]:

@@ -4,7 +4,6 @@ Otherwise the first start on a machine compiles each module as it is imported, w
 time there. Python compiles whatever is not ready in time, as usual.
 """
 
-import os
 import py_compile
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from saccade.config import BYTECODE_FOLDER
+from saccade.machine import usable_cores
 from saccade.processes import end_with_input, end_with_parent, start_python
 
 # In import order. Packages that are not installed are skipped.
@@ -26,7 +26,7 @@ MODULE = "saccade.bytecode"
 
 def compile_if_new(environment: Mapping[str, str]) -> None:
     """Start the processes if this environment names a bytecode folder and the folder is empty."""
-    folder, cores = environment.get(BYTECODE_FOLDER), os.cpu_count() or 1
+    folder, cores = environment.get(BYTECODE_FOLDER), usable_cores()
     if folder is None or cores < MIN_CORES or not Path(folder).is_dir() or any(Path(folder).iterdir()):
         return
     count = min(MAX_PROCESSES, cores // 2)

@@ -1,7 +1,10 @@
 """Settings: frozen, keyword-only, checked once. Facts found at run time live in other types."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -93,7 +96,8 @@ def check_sent_key(key: str, flag: str) -> None:
         raise ConfigError(f"the key has characters that an HTTP header cannot carry ({flag})")
 
 
-KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "TRITON_CACHE_DIR")
+TRITON_CACHE = "TRITON_CACHE_DIR"
+KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", TRITON_CACHE)
 KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
@@ -109,6 +113,18 @@ def use_private_kernel_cache() -> None:
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault(KEEPS_ATTENTION, "1")
+    if not _is_there(os.environ.get(TRITON_CACHE)):  # Triton compiles nothing without a folder
+        os.environ[TRITON_CACHE] = tempfile.mkdtemp(prefix="saccade-kernels-")
+        atexit.register(shutil.rmtree, os.environ[TRITON_CACHE], ignore_errors=True)
+
+
+def _is_there(folder: str | None) -> bool:
+    """Whether a folder exists, or could be created. One with kernels may be read-only."""
+    try:
+        Path(folder or "").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return bool(folder)
 
 
 def c_compilers() -> tuple[str, ...]:
@@ -178,11 +194,10 @@ def writable_folder(named: str, flag: str) -> Path:
 
 def _private_folder(name: str) -> Path | None:
     """A folder that only this user can read and that persists between starts; None if it cannot be created."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "saccade" / name
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "saccade", name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home, as containers may have
         return None
     return folder
 

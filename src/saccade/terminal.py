@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -28,15 +28,22 @@ class Output(Console):
         discard_output()
 
 
-class Notices(Console):
-    """What a server says on stderr. It goes on serving when the reader leaves, as `tee` does on Ctrl-C."""
+class _ErrorFile(io.FileIO):
+    """Loses what cannot be written: a server goes on when its log's disk is full or its reader leaves, as `tee` may."""
 
-    def __init__(self) -> None:
-        super().__init__(stderr=True, highlight=False, soft_wrap=True)
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        discard_output(sys.stderr)
+
+def keep_going_without_stderr() -> None:
+    """Call this once at the start. Whatever the process writes to standard error from then on is never an error."""
+    encoding = sys.stderr.encoding
+    if sys.stderr is sys.__stderr__:  # nobody has replaced it
+        file = io.BufferedWriter(_ErrorFile(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=True)
 
 
 def open_missing_streams() -> None:
@@ -106,12 +113,11 @@ def _not_written(path: Path | str, reason: str | None, flags: str) -> ConfigErro
     return ConfigError(f"{path} cannot be written: {reason} ({flags})")
 
 
-def discard_output(stream: TextIO | None = None) -> None:
-    """Call when standard output, or another stream, has lost its reader: what is still buffered must not raise when
-    Python exits."""
+def discard_output() -> None:
+    """Call when standard output has lost its reader: what is still buffered must not raise when Python exits."""
     with suppress(io.UnsupportedOperation):  # not a file, so no pipe
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, (stream or sys.stdout).fileno())
+        os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 

@@ -135,8 +135,11 @@ def test_pods_can_write_where_they_must_and_volumes_are_there(template: Document
     [container] = pod["containers"]
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     assert {mount["name"] for mount in mounts.values()} == set(volumes)
-    for path in ("/home/saccade", "/tmp", "/dev/shm", "/home/saccade/.cache/huggingface"):
+    for path in ("/home/saccade", "/home/saccade/.cache", "/tmp", "/dev/shm", "/home/saccade/.cache/huggingface"):
         assert not mounts[path].get("readOnly")
+    for path in mounts:  # a folder that is made for a mount belongs to root, and nothing else can be written into it
+        around = [str(parent) for parent in Path(path).parents if str(parent) in mounts]
+        assert not around or around[0] == str(Path(path).parent)
     assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"]["medium"] == "Memory"
     claims = [
         volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "persistentVolumeClaim" in volume

@@ -45,7 +45,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartEngine:
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
     monkeypatch.setattr(spare_compilers, "available_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(spare_compilers, "GPUS", tmp_path)
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(spare_compilers, "usable_cores", lambda: 5)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return StartEngine(str(tmp_path / "model"), EngineSettings(), SchedulerSettings())
@@ -163,7 +163,7 @@ def test_no_processes_are_started_where_they_would_not_help(
     assert start_compiling(ranks, torch.device("cuda"), no_spares()) is None
     file = msgspec.structs.replace(start, folder=str(Path(start.folder) / "model.gguf"))
     assert start_compiling(file, torch.device("cuda"), no_spares()) is None
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(spare_compilers, "usable_cores", lambda: 3)
     assert start_compiling(start, torch.device("cuda"), no_spares()) is None
 
 
@@ -197,7 +197,7 @@ def test_spare_processes_that_are_not_needed_end(write: Write, start: StartEngin
 def test_the_number_of_processes_depends_on_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, cores: int, host: int, expected: int
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(spare_compilers, "usable_cores", lambda: cores)
     monkeypatch.setattr(spare_compilers, "available_bytes", lambda: host * GIB)
     assert room_for_compilers() == expected
 

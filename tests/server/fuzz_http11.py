@@ -95,10 +95,10 @@ class _Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written, self.is_closed = b"", False
+        self.written, self.is_closed, self.is_ended = b"", False, False
 
     def write(self, data: Any) -> None:
-        if self.is_closed:
+        if self.is_ended:
             raise FoundError("written after the end")
         self.written += bytes(data)
 
@@ -106,7 +106,13 @@ class _Wire(asyncio.Transport):
         return self.is_closed
 
     def close(self) -> None:
-        self.is_closed = True
+        self.is_closed = self.is_ended = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_ended = True
 
     abort = close
 
@@ -153,7 +159,7 @@ async def converse(pieces: list[bytes]) -> Seen:
             break
         protocol.data_received(piece)
         await _turn()
-    is_closed = wire.is_closed
+    is_closed = wire.is_ended
     statuses = _statuses(wire.written, [method for method, _, _ in seen])
     protocol.connection_lost(None)
     await _turn()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import uvicorn
 
 from saccade.server.app import build_app
 from saccade.server.http import http11
-from saccade.server.http.http11 import MAX_PIPELINED, RESERVED, BoundedProtocol
+from saccade.server.http.http11 import LINGER_S, MAX_PIPELINED, RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 
@@ -474,6 +474,50 @@ def test_a_body_after_a_refused_head_is_ignored(scripted: Scripted) -> None:
 
     asyncio.run(run())
     assert not engine.seen and service.is_idle
+
+
+def sent_in_vain(num_bytes: int) -> tuple[bytes, bytes]:
+    """The head and the body of a request that is answered before its body has arrived. nginx sends them like this."""
+    return b"POST /nowhere HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % num_bytes, bytes(num_bytes)
+
+
+def test_a_client_that_sends_all_of_a_refused_body_before_it_reads_gets_the_reply(scripted: Scripted) -> None:
+    _, _, service = scripted()
+
+    async def run() -> bytes:
+        loop = asyncio.get_running_loop()
+        async with listening(service) as port:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setblocking(False)
+                for part in sent_in_vain(2**24):
+                    await asyncio.wait_for(loop.sock_sendall(client, part), HANG_S)
+                found = b""
+                while data := await asyncio.wait_for(loop.sock_recv(client, 2**16), HANG_S):
+                    found += data
+            return found
+
+    assert asyncio.run(run()).split(b" ")[1] == b"404"
+
+
+def test_a_client_that_never_ends_a_refused_body_is_disconnected(scripted: Scripted) -> None:
+    _, _, service = scripted()
+
+    async def run() -> None:
+        async with listening(service) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head, body = sent_in_vain(2**24)
+            writer.write(head + body[:100])
+            assert await asyncio.wait_for(reader.read(), HANG_S), "and the server's half is closed"
+            await put_forward(LINGER_S)
+            with suppress(ConnectionError):
+                async with asyncio.timeout(HANG_S):
+                    while True:
+                        writer.write(body[:100])
+                        await writer.drain()
+                        await asyncio.sleep(0.01)
+            writer.close()
+
+    run_stepped(run())
 
 
 def test_connections_beyond_the_limit_get_a_503_but_probes_are_answered(

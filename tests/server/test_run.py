@@ -39,9 +39,8 @@ def test_a_server_goes_on_when_the_reader_of_its_log_leaves() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = f"ServerSettings(port={taken.getsockname()[1]})"
-        code = "import sys; from saccade.server.front_end import serve, ServerSettings; "
-        code += f"sys.exit(10 + serve('m', {settings}))"
+        words = f"['serve', 'm', '--port', '{taken.getsockname()[1]}']"
+        code = f"import sys; from saccade.cli import main; sys.exit(10 + main({words}))"
         ended = subprocess.run([sys.executable, "-c", code], stderr=writer, timeout=HANG_S, check=False)
     os.close(writer)
     assert ended.returncode == 12, "it printed why, and went on to return that"

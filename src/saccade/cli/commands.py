@@ -1,5 +1,7 @@
 """Finds and runs the command that was called."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,10 +11,11 @@ from saccade import __version__
 from saccade.cli.groups import filled, flag_names
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.errors import SaccadeError
-from saccade.terminal import discard_output, open_missing_streams, warn
+from saccade.terminal import discard_output, keep_going_without_stderr, open_missing_streams, warn
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 128 + signal.SIGTERM
 DESCRIPTION = (
     "Serves vision-language models: every forward pass is a CUDA-graph replay, and every replay is the right one."
 )
@@ -51,12 +54,21 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
+    keep_going_without_stderr()
+    _end_on_sigterm_in_a_container()
     status = _guarded(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
     return status
+
+
+def _end_on_sigterm_in_a_container() -> None:
+    """Linux ignores a signal that a container's first process has no handler for, so a start could not be stopped. All
+    other processes end with the first. Commands that have more to do set their own handler later."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(EXIT_TERMINATED))
 
 
 def _guarded(words: list[str]) -> int:

@@ -86,7 +86,7 @@ def local_models(download_dir: str = "") -> Iterator[LocalModel]:
     yield described(BUNDLED, folder, sum(file.stat().st_size for file in folder.iterdir()))
     try:
         repositories = scan_cache_dir(download_dir or None).repos
-    except (CacheNotFound, ValueError):  # nothing has been fetched yet, or the folder is a file
+    except (CacheNotFound, ValueError, RuntimeError):  # nothing was fetched, the folder is a file, or there is no home
         return
     for repository in sorted(repositories, key=lambda one: one.repo_id):
         revisions = sorted(repository.revisions, key=lambda one: ("main" in one.refs, one.last_modified))

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
+from saccade.cli.commands import EXIT_TERMINATED
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from saccade.kernels.packages import import_packages
 from saccade.kernels.toolchain import load_triton_driver
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups, ParallelGroup
+from saccade.machine import usable_cores
 from saccade.models.model_config import Config
 from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
@@ -139,9 +140,10 @@ def build_engine(  # noqa: PLR0913
 
 
 def limit_threads(folder: str | Path) -> None:
-    """Uses one thread for a small model, because on a CPU synchronising threads costs it more than they save."""
-    if sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES:
-        torch.set_num_threads(1)
+    """Uses one thread for a small model, because on a CPU synchronising threads costs it more than they save, and for
+    others no more than this process has cores: torch knows nothing of a container's quota."""
+    is_small = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES
+    torch.set_num_threads(1 if is_small else min(torch.get_num_threads(), usable_cores()))
 
 
 def _finish(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from saccade.config import kernel_folder, worker_environment
+from saccade.machine import available_bytes, usable_cores
 from saccade.processes import start_python
 
 COMPILER = "saccade.dry_run.compile_process"
@@ -66,15 +67,5 @@ def end_compilers(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 
 def room_for_compilers() -> int:
-    """How many compile processes the machine's cores and memory allow."""
-    return max(0, min(MAX_PROCESSES, (os.cpu_count() or 1) - SPARED_CORES, available_bytes() // HOST_BYTES))
-
-
-def available_bytes() -> int:
-    """Available host memory, or 0 if it is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(next(found, "0"))
+    """How many compile processes the cores and the memory allow."""
+    return max(0, min(MAX_PROCESSES, usable_cores() - SPARED_CORES, available_bytes() // HOST_BYTES))

@@ -76,7 +76,7 @@ def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Pa
             ignore_patterns=IN_FOLDERS,
         )
         return Path(found)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError, RuntimeError) as error:
         named = f"{name} at revision {revision}" if revision else name
         raise ConfigError(
             f"{named} is neither a folder nor a hub repository that can be fetched: {_reason(error)}"
@@ -96,4 +96,6 @@ def _reason(error: Exception) -> str:
         case errors.LocalEntryNotFoundError():
             cause = type(error.__cause__ or error).__name__
             return f"the hub cannot be reached ({cause}); check the network, or give a local folder"
+        case RuntimeError():  # pathlib's, for a user without a home
+            return f"{error} Set HF_HOME to a folder that this user can write to"
     return f"{type(error).__name__}; check the name, the network and the disk, or give a local folder"

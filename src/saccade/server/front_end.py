@@ -30,7 +30,6 @@ from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.sharing.freed_memory import FreedMemory
 from saccade.server.work_line import WorkLine
-from saccade.terminal import Notices
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after the last replies
@@ -45,7 +44,7 @@ _LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING))
 
 def serve(plan: Launch, settings: ServerSettings) -> int:
     """Serves until a signal arrives and returns the exit code; a second signal skips the drain."""
-    console = Notices()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         if settings.profile_folder:
             writable_folder(settings.profile_folder, "--profile-folder")

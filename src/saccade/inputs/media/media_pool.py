@@ -5,7 +5,6 @@ back takes 2 ms, more than decoding (1.5 ms). A JPEG is cheap if its headers pro
 ms, whatever its data (see `is_cheap`). All other files go to the pool, because their cost is large or unknown."""
 
 import math
-import os
 from typing import Any, NoReturn
 
 import msgspec
@@ -28,6 +27,7 @@ from saccade.inputs.media.media_process import MediaJob, MediaResult
 from saccade.inputs.media.videos import load_video, read_video
 from saccade.jobs.pool import Pool, PoolClosedError
 from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
+from saccade.machine import usable_cores
 
 MODULE = "saccade.inputs.media.media_process"
 MAX_PROCESSES = 8
@@ -44,7 +44,7 @@ class MediaPool:
 
     def __init__(self, num_processes: int = 0) -> None:
         """`num_processes=0` starts one process per core, from 2 to 8."""
-        self.pool = Pool(MODULE, max(2, num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)))
+        self.pool = Pool(MODULE, max(2, num_processes or min(usable_cores(), MAX_PROCESSES)))
 
     @staticmethod
     def is_supported() -> bool:

@@ -1,7 +1,9 @@
 """uvicorn's HTTP/1.1 with limits before a request is complete, and API-shaped replies to malformed requests."""
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, cast
 
 import httptools
 import orjson
@@ -14,6 +16,7 @@ from saccade.server.http_errors import HttpError
 RESERVED = 16  # connections beyond the limit, for probes
 RESERVED_S = 2.0  # how soon they must send one
 BUSY_RETRY_S = 2.0
+LINGER_S = 5.0  # for a client that still sends a body to see that it has its reply
 CHECKS_PER_TIMEOUT = 8  # of a client that may have stopped reading
 # Everything read from a socket is parsed at once, so many small parts would block the event loop.
 MAX_PIPELINED = 64  # requests of a connection that wait for earlier replies
@@ -32,6 +35,9 @@ class BoundedProtocol(HttpToolsProtocol):
     is refused after the earlier requests have their replies, so no reply is corrupted or lost. The same goes for too
     many requests, headers or chunks. Connections beyond the limit get a 503, but a few of them are read first, because
     probes must get through when the server is full.
+
+    Closing a connection while a body is still arriving would reset it, and proxies then lose the reply. So only our
+    half is closed at first, and the rest of the body is dropped.
     """
 
     max_header_bytes = 64 * 1024
@@ -39,12 +45,13 @@ class BoundedProtocol(HttpToolsProtocol):
     max_connections = 16384
     _is_extra = False  # beyond the limit: may send one probe
     _held_bytes = 0  # since the parser last delivered anything
-    _is_in_head = False
+    _is_in_head = _is_in_body = False
     _num_chunks = _num_body_bytes = 0  # of the request being read
     _is_upgrade = False
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
     _unread_bytes = 0  # at the last check; the same since `_read_at`
     _read_at = 0.0
     _serving: RequestResponseCycle | None = None
@@ -60,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._replies = cast("asyncio.Transport", _Replies(transport.write, self._is_leaving, self._close))
         self._is_extra = len(self.connections) > self.max_connections
         if len(self.connections) > self.max_connections + RESERVED:
             self._refuse(self._full())
@@ -71,16 +79,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells only the newest request that the client is gone; the one being served must know, too."""
         self._end_wait()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        for timer in (self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+        self._end_serving()
+
+    def _end_serving(self) -> None:
         if self._serving is not None and not self._serving.response_complete:
             self._serving.disconnected = True
             self._serving.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._last_words is not None:
+        if self._last_words is not None or self._linger_timer is not None:
             return
         self._held_bytes += len(data)
         left: bytes | None = data
@@ -110,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._held_bytes, self._is_in_head = 0, False
+        self._held_bytes, self._is_in_head, self._is_in_body = 0, False, True
         self._is_upgrade = self.parser.should_upgrade()
         if self._is_refused:
             return
@@ -123,6 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self._is_upgrade:
             super().on_headers_complete()
             self.cycle.keep_alive &= not self._is_extra
+            self.cycle.transport = self._replies
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -134,14 +147,19 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._held_bytes = 0
-        if not self._is_upgrade and not self._is_refused:
+        self._held_bytes, self._is_in_body = 0, False
+        if self._linger_timer is not None:
+            self.transport.close()
+        elif not self._is_upgrade and not self._is_refused:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_invalid())
 
     def on_response_complete(self) -> None:
+        if self._linger_timer is not None:
+            self.server_state.total_requests += 1
+            return
         super().on_response_complete()
         if self._last_words is not None and not self._num_unanswered():
             self._end_with(self._last_words)
@@ -249,7 +267,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end_with(self, error: HttpError) -> None:
         """Sends the error and closes the connection. Only closes it if a reply is unfinished: the error must not end up
         inside that reply. Does nothing if the last reply has closed it."""
-        if self.transport.is_closing():
+        if self._is_leaving():
             return
         serving = self._serving
         if serving is None or serving.response_complete or not serving.response_started:
@@ -257,7 +275,29 @@ class BoundedProtocol(HttpToolsProtocol):
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
             more = "".join(f"{name}: {value}\r\n" for name, value in error.headers().items()).encode()
             self.transport.write(STATUS_LINE[error.status] + head + more + b"\r\n" + body)
-        self.transport.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Closes the connection, or only our half of it while a body is still arriving."""
+        if not self._is_in_body or self._is_extra or not self.transport.can_write_eof():
+            self.transport.close()
+        elif not self._is_leaving():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+            self._end_serving()
+
+    def _is_leaving(self) -> bool:
+        return self._linger_timer is not None or self.transport.is_closing()
+
+
+@dataclass(frozen=True, slots=True)
+class _Replies:
+    """The part of a transport that replies are written to."""
+
+    write: Callable[[bytes], None]
+    is_closing: Callable[[], bool]
+    close: Callable[[], None]
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:

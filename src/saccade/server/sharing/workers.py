@@ -1,7 +1,6 @@
 """Where the work for requests runs: on the event loop, or on threads for text, for bodies and for media."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from saccade.errors import contained
 from saccade.jobs.fair_threads import FairSlots, FairThreads
+from saccade.machine import usable_cores
 from saccade.server.sharing.loop_work import LoopWork
 
 P = ParamSpec("P")
@@ -21,7 +21,7 @@ PARSE_THREADS = 2
 class Workers:
     def __init__(self, num_threads: int, *, num_media_requests: int) -> None:
         """`num_threads=0` picks a number that suits the CPU."""
-        num_threads = num_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
+        num_threads = num_threads or max(MIN_THREADS, min(usable_cores(), MAX_THREADS))
         self._in_loop = LoopWork()
         self._preparing = FairThreads(num_threads, "prepare")
         self._parsing = FairThreads(PARSE_THREADS, "parse")
