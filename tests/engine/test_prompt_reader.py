@@ -1,6 +1,5 @@
 """Prompts of a call are read in threads before the first runs: in order, in bounded memory, and errors lose no work."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from PIL import Image
 
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.machine import usable_cores
 from saccade.offline import prompt_reader
 from saccade.offline.llm import LLM
 from saccade.offline.prompt_reader import PromptReader
@@ -67,7 +67,7 @@ def test_the_error_of_the_first_bad_prompt_is_raised() -> None:
 
 
 def threads_at_once() -> int:
-    return min(prompt_reader.MAX_THREADS, len(os.sched_getaffinity(0)))
+    return min(prompt_reader.MAX_THREADS, usable_cores())
 
 
 def test_pixels_beyond_a_bound_are_read_again_when_their_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Reads the prompts of a call of `LLM`."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Generic, Self, TypeVar
 from rich.progress import Progress
 
 from saccade.inputs.placeholders import Prompt
+from saccade.machine import usable_cores
 from saccade.offline.llm_inputs import naming_prompt
 
 MAX_THREADS = 16
@@ -26,7 +26,7 @@ class PromptReader(Generic[Item]):
 
     def __init__(self, items: Sequence[Item], read: Callable[[Item], Prompt]) -> None:
         self._items, self._read = items, read
-        self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._num_threads = min(MAX_THREADS, usable_cores())
         self._pool = ThreadPoolExecutor(self._num_threads, "prompts")
         self._prompts: list[Prompt | None] = []  # None if it has to be read again, or was handed over
         self._kept_bytes = 0

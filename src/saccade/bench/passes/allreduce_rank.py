@@ -2,7 +2,6 @@
 Rank 0 prints its measurements as lines of JSON."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from saccade.graphs.lane import lane_for
 from saccade.kernels.collectives import Collectives
 from saccade.layers.connect import connect, nccl_beside
 from saccade.layers.parallel import ParallelGroup
+from saccade.machine import usable_cores
 
 NUM_WARM_UPS, NUM_SUMS = 2, 8  # warm-up runs before the timed ones; sums per run
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -33,7 +33,7 @@ def main(words: list[str]) -> None:
     settings = AllReduceBenchSettings(**values | {"rows": tuple(values["rows"])})
     rank, device = int(words[1]), torch.device(words[2])
     if device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
+        torch.set_num_threads(max(1, usable_cores() // settings.ranks))
     groups = connect(rank=rank, size=settings.ranks, store=Path(words[3]), device=device)
     with torch.no_grad():
         RankBench(groups.language, device, settings, _tell if rank == 0 else lambda message: None).run()
