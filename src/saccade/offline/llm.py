@@ -21,6 +21,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.rank_prompts import find_answers, score_of
+from saccade.kernels.dispatch import as_current
 from saccade.models.folder import find_model
 from saccade.offline.llm_inputs import (
     list_conversations,
@@ -222,7 +223,7 @@ class LLM:
         batch: _Batch | None = None,
     ) -> list[RequestOutput]:
         wanted, batch = list_params(params, len(prompts)), _Batch() if batch is None else batch
-        with self._turn:
+        with self._turn, as_current(self.executor.device):
             return self._run_alone(prompts, wanted, progress, batch)
 
     def _run_alone(
