@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -399,6 +400,27 @@ def test_calls_of_several_threads_get_their_own_answers(llm: LLM) -> None:
     alone = [answers(each) for each in prompts]
     with ThreadPoolExecutor(len(prompts)) as threads:
         assert list(threads.map(answers, prompts)) == alone
+
+
+def test_a_thread_that_calls_gets_the_device_of_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's current device is the first GPU, wherever the model is."""
+    inside: list[torch.device] = []
+
+    @contextmanager
+    def noted(device: torch.device) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def step() -> Any:
+        assert inside == [torch.device("cpu")]
+        return run_step()
+
+    run_step = llm.engine.step
+    monkeypatch.setattr("saccade.offline.llm.as_current", noted)
+    monkeypatch.setattr(llm.engine, "step", step)
+    assert llm.generate([[5, 6, 7]], GREEDY, progress=False)[0].outputs[0].token_ids
+    assert not inside
 
 
 def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:

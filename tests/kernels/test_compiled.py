@@ -30,7 +30,7 @@ NAMES = {
     torch.uint8: "*u8",
     E4M3: "*fp8e4nv",
 }
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
 
 class Compiler:
@@ -154,6 +154,29 @@ def test_products_of_few_rows_in_e4m3_fit_into_shared_memory(compilers: dict[str
         weight = new_weight(width, inner, layout=Layout.ROWS, dtype=torch.bfloat16, device=torch.device("cpu"))
         scaled.scaled_linear(scaled.scale_inputs(bf16(6, inner), weight), weight)
     assert compilers["narrow_kernel"].launches == 2
+
+
+@pytest.mark.parametrize("compilers", [80], indirect=True)
+def test_products_of_experts(compilers: dict[str, Compiler], monkeypatch: pytest.MonkeyPatch) -> None:
+    from saccade.kernels import scaled
+
+    monkeypatch.setattr(scaled, "_major", lambda device: 8)
+    monkeypatch.setattr(scaled, "_shared_bytes", lambda device: SHARED_MEMORY[89])
+    for dtype in (torch.bfloat16, torch.float32):
+        x, weight = torch.empty(6, 4096, dtype=dtype), torch.empty(6, 768, 4096, dtype=dtype)
+        scaled.grouped_linear(x, weight, torch.arange(6, dtype=torch.int32))
+    assert compilers["grouped_kernel"].launches == 2
+
+
+@pytest.mark.parametrize("compilers", [89, 120], indirect=True)
+def test_products_of_many_rows_in_e4m3(compilers: dict[str, Compiler], monkeypatch: pytest.MonkeyPatch) -> None:
+    from saccade.kernels import scaled
+
+    monkeypatch.setattr(scaled, "_major", lambda device: 8)
+    for layout in (Layout.ROWS, Layout.BLOCKS):
+        weight = new_weight(768, 4096, layout=layout, dtype=torch.bfloat16, device=torch.device("cpu"))
+        scaled.scaled_linear(scaled.scale_inputs(bf16(68, 4096), weight), weight, bf16(768))
+    assert compilers["grouped_kernel"].launches == 2
 
 
 def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:

@@ -17,6 +17,7 @@ import torch
 from saccade.config import Tier
 from saccade.dry_run.blueprint import META, Blueprint, draw, dtype_for
 from saccade.execution.compilers import CompileJob
+from saccade.execution.logits import warm_up_rows
 from saccade.execution.pixels import StagedPixels, warm_up_picture
 from saccade.graphs import Frame, GraphRunner
 from saccade.kernels.compile_only import CompileOnly, Share
@@ -25,7 +26,6 @@ from saccade.kernels.fused_attention import SHORT_SEGMENT
 from saccade.kernels.packages import import_compilers
 from saccade.models.model_config import Config
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
-from saccade.wire.sampling_params import MAX_LOGPROBS
 
 
 def main() -> int:
@@ -96,14 +96,10 @@ def _outside_graphs(blueprint: Blueprint) -> None:
         for kind, shape in executor.encoder.shapes.items():
             picture = warm_up_picture(kind, shape)
             pixels.patchify([picture], executor.encoder.graphs.phase.arena.rows("patches", picture.num_rows))
-    sampling, edited_1V = state.sampling, state.edited[:1]
-    ids_11, ids_1 = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((1, 1), (1,)))
-    sampling.apply_bias(edited_1V, ids_11, ids_11.float())
-    sampling.suppress(edited_1V, ids_11, ids_1 > 0)
+    sampling, ids_1 = state.sampling, torch.zeros(1, dtype=torch.int64, device=META)
     for note in (sampling.mark_prompt, sampling.count_tokens):
         note(state.seen, ids_1, ids_1, ids_1 > 0)
-    sampling.logprobs(state.logits[:1], ids_1, min(MAX_LOGPROBS, state.logits.shape[1]))
-    sampling.allow_only(edited_1V, torch.zeros(1, 1, dtype=torch.int32, device=META))
+    warm_up_rows(state, torch.zeros(1, 1, dtype=torch.int32, device=META))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,10 @@ class DeviceExecutor:
         return Composer(layout, self.catalogues, vocab_size=vocab_size, vision=vision, has_head=has_head)
 
     @property
+    def device(self) -> torch.device:
+        return self._model.place.device
+
+    @property
     def catalogues(self) -> dict[str, Catalogue]:
         return {runner.phase.name: runner.catalogue for runner in self.phases}
 

@@ -107,8 +107,7 @@ class Logits:
         return parts
 
     def warm_up(self) -> None:
-        """Compiles the mask kernel."""
-        self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
+        warm_up_rows(self._state, self._masks_NW[:1].fill_(-1))
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:
         """A GPU always computes MAX_LOGPROBS and drops the rest, so one kernel compiled at start-up is enough."""
@@ -118,6 +117,18 @@ class Logits:
 
     def _to_device(self, array: Array) -> Tensor:
         return to_device(array, self._state.logits.device)
+
+
+def warm_up_rows(state: DeviceState, mask_1W: Tensor) -> None:
+    """Compiles the kernels of single rows, for the first row and the second. Triton compiles another kernel for
+    addresses that are no multiples of 16, which rows of some vocabularies have."""
+    ids_11 = torch.zeros((1, 1), dtype=torch.int64, device=state.logits.device)
+    for row in range(min(2, len(state.logits))):
+        logits_1V, edited_1V = (rows_NV[row : row + 1] for rows_NV in (state.logits, state.edited))
+        state.sampling.apply_bias(edited_1V, ids_11, ids_11.float())
+        state.sampling.suppress(edited_1V, ids_11, ids_11[0] > 0)
+        state.sampling.allow_only(edited_1V, mask_1W)
+        state.sampling.logprobs(logits_1V, ids_11[0], min(MAX_LOGPROBS, logits_1V.shape[1]))
 
 
 def _row_of(parts: tuple[Tensor, ...], row: int, num_top: int) -> tuple[Tensor, ...]:

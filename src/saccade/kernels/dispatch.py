@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -211,11 +212,16 @@ def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError(f"products of FP8 weights are bfloat16 on a GPU, not {dtype}; use bfloat16 (--dtype)")
 
 
+def as_current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes this the current device, which every thread has its own of. Events and Triton launches use it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
     """Does the slow start-up work that needs no model: initialises the device and imports its kernel packages."""
     if device.type == "cuda":
         if device.index is not None:
-            torch.cuda.set_device(device)  # events and Triton launches use the current device
+            torch.cuda.set_device(device)  # see `as_current`
         torch.zeros((), device=device)
         kernels_for(device, dtype)
 

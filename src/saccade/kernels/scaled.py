@@ -1,4 +1,5 @@
-"""Products with e4m3 weights on a GPU, with the signatures of `reference_scaled`: cuBLAS, with Triton around it."""
+"""Products with e4m3 weights and of experts on a GPU, with the signatures of `reference_scaled`: torch's, and Triton's
+around it and where torch has none that can be captured."""
 
 from functools import lru_cache
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from saccade.errors import ConfigError
-from saccade.kernels import fused
+from saccade.kernels import fused, reference_scaled
 from saccade.kernels.dispatch import gpu_for
 from saccade.kernels.grids import cdiv, next_power_of_2
 from saccade.kernels.overlap import overlapping
@@ -22,6 +23,7 @@ _MIN_ROWS_WITH_BIAS = 64  # rows from which on cuBLAS can add the bias itself
 _FEW_ROWS = 64  # up to this, cuBLAS makes too few tiles to saturate memory bandwidth
 _FEW_COLUMNS = 8192
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
+_HOPPER, _BLACKWELL = 9, 10  # major numbers of compute capabilities; consumer cards with Blackwell have 12
 _HOPPER_SHARED_BYTES = 227 * 1024
 
 
@@ -51,11 +53,13 @@ def scaled_layer_norm(
 
 def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     assert weight.scales is not None
-    num_rows, is_torch = x.data.shape[0], is_torch_product(x.data.shape[0], weight)
+    num_rows, device = x.data.shape[0], x.data.device
+    if not is_torch_product(num_rows, weight):
+        if weight.layout is Layout.ROWS and num_rows <= _FEW_ROWS:
+            return _narrow(x, weight, bias, out)
+        return _grouped(x, weight, torch.full((1,), num_rows, dtype=torch.int32, device=device), bias, out)
     if weight.layout is Layout.ROWS:
-        y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
-        if not is_torch:
-            return _narrow(x, weight, bias, y)
+        y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=device) if out is None else out
         fused = bias if num_rows >= _MIN_ROWS_WITH_BIAS else None
         torch._scaled_mm(
             x.data,
@@ -70,9 +74,6 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
         if bias is not None and fused is None:
             y += bias
         return y
-    if not is_torch:
-        ends = torch.full((1,), num_rows, dtype=torch.int32, device=x.data.device)
-        return _grouped(x, weight, ends, bias, out)
     y = functional.scaled_mm(
         x.data,
         weight.data.t(),
@@ -88,10 +89,19 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
 
 
 def is_torch_product(num_rows: int, weight: Weight) -> bool:
-    """Whether `scaled_linear` leaves this product to torch, which refuses some shapes of block-scaled products."""
+    """Whether `scaled_linear` leaves this product to torch, which refuses some shapes of block-scaled products, and all
+    of them on other GPUs than Hopper. Before Hopper, its other product clears memory outside a capture (torch 2.11)."""
+    major = _major(weight.data.device)
     if weight.layout is Layout.ROWS:
-        return num_rows > _FEW_ROWS
-    return not (num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK)
+        return num_rows > _FEW_ROWS and major >= _HOPPER
+    return major == _HOPPER and not (num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
+    """In other dtypes and on other GPUs, torch copies `ends_E` to the host, which no capture allows."""
+    if x.dtype == torch.bfloat16 and _major(x.device) in (_HOPPER, _BLACKWELL):
+        return reference_scaled.grouped_linear(x, weight, ends_E)
+    return _grouped(Scaled(x, x), Weight(weight, weight.dtype), ends_E, None, None)
 
 
 def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
@@ -189,8 +199,9 @@ def _scaled_norm(
     return found, total
 
 
-def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor:
+def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, out: Tensor | None) -> Tensor:
     num_columns, inner = weight.shape
+    y = torch.empty((x.data.shape[0], num_columns), dtype=weight.dtype, device=x.data.device) if out is None else out
     columns, block, stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # fastest on an H200
     stage_bytes = (_FEW_ROWS + columns) * block
     narrow_kernel[(cdiv(num_columns, columns),)](
@@ -216,6 +227,12 @@ def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor
 
 
 @lru_cache
+def _major(device: torch.device) -> int:
+    found = gpu_for(device)
+    return _HOPPER if found is None else torch.cuda.get_device_capability(found)[0]
+
+
+@lru_cache
 def _shared_bytes(device: torch.device) -> int:
     """Shared memory of one program: 227 KiB on Hopper, 99 KiB on the smallest GPUs with e4m3."""
     found = gpu_for(device)
@@ -226,18 +243,20 @@ def _shared_bytes(device: torch.device) -> int:
 
 
 def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    assert weight.scales is not None
+    """Plain weights take plain rows, and no scales are read."""
     num_rows, inner = x.data.shape
     num_columns, num_experts = weight.shape[-2], ends_E.shape[0]
+    scales = weight.data if weight.scales is None else weight.scales
     device = x.data.device
     y = torch.empty((num_rows, num_columns), dtype=weight.dtype, device=device) if out is None else out
     grid = (cdiv(num_rows, _TILE_ROWS) + num_experts - 1, cdiv(num_columns, _TILE_COLUMNS))
     by_blocks = weight.layout is Layout.BLOCKS
+    stage_bytes = (_TILE_ROWS + _TILE_COLUMNS) * BLOCK * x.data.itemsize
     grouped_kernel[grid](
         x.data,
         x.scales,
         weight.data,
-        weight.scales,
+        scales,
         y if bias is None else bias,
         ends_E,
         y,
@@ -245,17 +264,18 @@ def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out
         num_columns,
         x.data.stride(0),
         *x.scales.stride(),
-        weight.scales.stride(0) if weight.data.dim() == 3 else 0,
-        weight.scales.stride(-2) if by_blocks else 0,
+        scales.stride(0) if weight.data.dim() == 3 else 0,
+        scales.stride(-2) if by_blocks else 0,
         y.stride(0),
         K=inner,
         HAS_BIAS=bias is not None,
+        SCALED=not weight.is_plain,
         BLOCKS=by_blocks,
         EXPERTS=next_power_of_2(num_experts),
         ROWS=_TILE_ROWS,
         COLUMNS=_TILE_COLUMNS,
         num_warps=4,
-        num_stages=4,
+        num_stages=max(1, min(4, _shared_bytes(device) // stage_bytes)),
     )
     return y
 

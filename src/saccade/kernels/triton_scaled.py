@@ -225,6 +225,7 @@ def grouped_kernel(
     y_stride,
     K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCKS: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -266,8 +267,8 @@ def grouped_kernel(
             weight_scale = tl.load(where, mask=column_mask, other=0.0)
             total += tl.dot(x, weight) * x_scale[:, None] * weight_scale[None, :]
         else:
-            total = tl.dot(x, weight, total)
-    if not BLOCKS:
+            total = tl.dot(x, weight, total, input_precision="tf32x3")  # of float32 only
+    if SCALED and not BLOCKS:
         x_scale = tl.load(scales_ptr + rows * scale_row_stride, mask=row_mask, other=0.0)
         weight_scale = tl.load(weight_scales_ptr + columns, mask=column_mask, other=0.0)
         total = total * x_scale[:, None] * weight_scale[None, :]

@@ -22,6 +22,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.embedding import EmbeddingSettings
 from saccade.inputs.text.rank_prompts import find_answers, score_of
+from saccade.kernels.dispatch import as_current
 from saccade.models.folder import find_model
 from saccade.offline.llm_inputs import (
     list_conversations,
@@ -228,7 +229,7 @@ class LLM:
         chosen, batch = list_params(params, len(reader)), _Batch()
         with reader, progress_bar(Console(stderr=True) if progress else None) as bar:
             reader.read_all(bar)
-            with self._turn:
+            with self._turn, as_current(self.executor.device):
                 try:
                     self._run_all(reader, chosen, bar, batch)
                 finally:  # whatever was raised, the next call starts clean

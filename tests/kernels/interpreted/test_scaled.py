@@ -122,6 +122,31 @@ def test_a_few_rows(rows: int, num_columns: int, inner: int, monkeypatch: pytest
     assert out[:, num_columns:].isnan().all()
 
 
+@pytest.mark.parametrize(("layout", "major"), [(Layout.ROWS, 8), (Layout.BLOCKS, 8), (Layout.BLOCKS, 12)])
+def test_many_rows_where_torch_has_no_product(layout: Layout, major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled, "_major", lambda device: major)
+    monkeypatch.setattr(torch, "_scaled_mm", None)
+    weight, bias = random_weight(layout, 128, 384), randn(128, seed=8)
+    x = scale_inputs(randn(68, 384, seed=7), weight)
+    out = torch.full((68, 133), float("nan"))
+    found = scaled.scaled_linear(x, weight, bias, out[:, :128])
+    assert error_of(found, reference_scaled.scaled_linear(x, weight, bias)) < 1e-5
+    assert out[:, 128:].isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "major"), [(torch.float32, 9), (torch.float16, 10), (torch.bfloat16, 8)])
+def test_experts_where_torch_has_no_product(dtype: torch.dtype, major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose bfloat16 the interpreter rounds wrongly."""
+    monkeypatch.setattr(scaled, "_major", lambda device: major)
+    monkeypatch.setattr(reference_scaled, "grouped_linear", None)
+    x, weight = randn(90, 200, seed=9).to(dtype), randn(3, 130, 200, seed=8).to(dtype)
+    parts = [part.float() @ each.float().t() for part, each in zip((x[:0], x[:70], x[70:]), weight, strict=True)]
+    found = scaled.grouped_linear(x, weight, torch.tensor([0, 70, 90], dtype=torch.int32))
+    assert found.dtype == dtype
+    if dtype != torch.bfloat16:
+        assert error_of(found.float(), torch.cat(parts)) < 1e-3
+
+
 @pytest.mark.parametrize("layout", [Layout.ROWS, Layout.BLOCKS])
 def test_experts(layout: Layout) -> None:
     made = new_weight(3, 130, 200, layout=layout, dtype=torch.float32, device=torch.device("cpu"))
