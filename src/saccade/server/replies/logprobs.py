@@ -26,12 +26,12 @@ def chat_entries(
 def likeliest(found: Logprobs, count: int) -> list[tuple[int, Logprob]]:
     """The `count` likeliest tokens. The chosen token is always among the scores, but is left out if its rank is
     higher."""
-    ranked = sorted(found.items(), key=lambda item: item[1].rank)
+    ranked = sorted(found.items(), key=_rank)
     return [(token, score) for token, score in ranked if score.rank <= count][:count]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+    return tokenizer.shown(token)[0]
 
 
 def number(score: Logprob) -> float:
@@ -106,6 +106,10 @@ class CompletionScores:
         return {token_text(self._tokenizer, other): number(score) for other, score in reversed(chosen)}
 
 
+def _rank(item: tuple[int, Logprob]) -> int:
+    return item[1].rank
+
+
 def _entry(tokenizer: Tokenizer, token: int, score: Logprob) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token)
-    return {"token": data.decode("utf-8", errors="replace"), "logprob": number(score), "bytes": list(data)}
+    text, data = tokenizer.shown(token)
+    return {"token": text, "logprob": number(score), "bytes": data}
