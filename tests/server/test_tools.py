@@ -367,6 +367,16 @@ def test_a_hermes_call_may_be_cut_off_anywhere(end: int, is_streamed: bool) -> N
     assert events == [CallBegin(0, "id", "f"), CallArguments(0, arguments), CallEnd(0)]
 
 
+def test_a_call_of_a_tool_with_the_longest_name_is_streamed_and_may_be_cut_off() -> None:
+    name, text = "n" * 128, '<tool_call>\n{"name": "NAME", "arguments": {"a": [1'
+    check_tools([{"type": "function", "function": {"name": name}}])
+    for is_streamed in (False, True):
+        parser = HermesParser(new_id=lambda: "id", is_streamed=is_streamed)
+        begun = parser.push(text.replace("NAME", name))
+        assert bool(begun) == is_streamed
+        assert [*begun, *parser.finish(is_cut=True)][:1] == [CallBegin(0, "id", name)]
+
+
 def test_the_last_llama_call_may_be_cut_off() -> None:
     first, second = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b; c": [2'
     for is_streamed in (False, True):

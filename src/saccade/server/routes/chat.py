@@ -147,7 +147,7 @@ class ChatChoice(ReplyChoice):
         if self.tool_parser is None:
             return [*events, Content(text)] if text else events
         events += self.tool_parser.push(text)
-        is_cut = delta.finish_reason == "length" or isinstance(delta.stop_reason, str)
+        is_cut = delta.finish_reason == "length" or delta.stop_reason is not None
         return [*events, *self.tool_parser.finish(is_cut=is_cut)] if is_last else events
 
 
