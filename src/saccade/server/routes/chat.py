@@ -114,6 +114,7 @@ def chat_prompt(
         variables=variables,
         images=service.image_sizing(request.mm_processor_kwargs),
         allowance=allowance,
+        joins_roles=isinstance(request, TranslatedChat),
     )
 
 
