@@ -25,7 +25,6 @@ from saccade.server.requests.structure import chosen_grammar
 from saccade.server.server_settings import ServerSettings
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
-from tests.server.fake import FakeEngine, service_for
 
 SETTINGS = ServerSettings(max_n=4, max_logprobs=5)
 DEFAULTS = GenerationDefaults(eos_token_ids=frozenset(), temperature=0.3, top_k=9)
@@ -42,21 +41,6 @@ def test_the_checkpoint_supplies_defaults() -> None:
     assert chat(temperature=0, top_k=-1).temperature == 0 and chat(top_k=-1).top_k == 0
     request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
     assert chat_params(request, SETTINGS, None) == SamplingParams(max_tokens=None)
-
-
-def test_defaults_that_no_request_may_have_are_left_out_once(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Otherwise every request without a value of its own would be refused."""
-    wrong = GenerationDefaults(
-        eos_token_ids=frozenset({3}), temperature=-1, top_p=1.5, top_k=-5, min_p=2, repetition_penalty=0
-    )
-    service = service_for(None)
-    with caplog.at_level("WARNING", logger="saccade"):
-        service.open(engine, wrong)  # type: ignore[arg-type]
-    assert service.defaults == GenerationDefaults(eos_token_ids=frozenset({3}))
-    named = ("temperature is -1;", "top_p is 1.5;", "top_k is -5;", "min_p is 2;", "repetition_penalty is 0;")
-    assert all(any(name in message for message in caplog.messages) for name in named) and len(caplog.messages) == 5
 
 
 def test_defaults_that_turn_a_rule_off_or_all_the_way_up_keep_their_meaning() -> None:

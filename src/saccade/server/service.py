@@ -1,7 +1,6 @@
 """What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
-import logging
 from enum import Enum
 from hashlib import sha256
 from time import monotonic, time
@@ -20,7 +19,6 @@ from saccade.server.figures.metrics import Metrics
 from saccade.server.figures.running_requests import RunningRequests
 from saccade.server.figures.telemetry import new_telemetry
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
-from saccade.server.requests.request_params import usable_defaults
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.sharing.admission import Admission
@@ -32,7 +30,6 @@ from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
 
-_log = logging.getLogger(__name__)
 SATURATED_S = 5.0  # a queue is saturated if its first entry has waited longer
 ANY_MODEL = "auto"
 
@@ -161,7 +158,7 @@ class Service:
         self.admission.max_inside = _max_inside(engine.ready.limits)
         self.admission.max_running = engine.ready.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
-        self.defaults = _usable(defaults) if self.settings.generation_config == "auto" else None
+        self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = self.time_to_ready_s or monotonic() - self.begun
         self._revival = ""
         if self._phase is ServerPhase.STARTING:
@@ -216,13 +213,6 @@ class Service:
     @property
     def is_idle(self) -> bool:
         return self.admission.inside == 0
-
-
-def _usable(defaults: GenerationDefaults) -> GenerationDefaults:
-    usable, reasons = usable_defaults(defaults)
-    for reason in reasons:
-        _log.warning("a value of generation_config.json is not used: %s", reason)
-    return usable
 
 
 def _max_inside(limits: SchedulerSettings) -> int:
