@@ -374,7 +374,7 @@ def test_agents_with_many_servers_behind_them_may_offer_a_thousand_tools() -> No
         return [{"type": "function", "function": {"name": f"tool_{i}", "parameters": schema}} for i in range(count)]
 
     check_tools(tools(MAX_TOOLS, 16))
-    few, many = tool_grammar(tools(512, 2), "required"), tool_grammar(tools(MAX_TOOLS, 16), "required")
+    few, many = tool_grammar(tools(256, 2), "required"), tool_grammar(tools(MAX_TOOLS, 16), "required")
     assert few is not None and many is not None
     check_grammar(few)
     with pytest.raises(RequestError, match="the limit is"):
