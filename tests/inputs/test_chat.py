@@ -420,7 +420,7 @@ def test_roles_that_a_template_refuses_are_joined_where_that_is_asked(folders: d
 
 def test_joined_roles_lose_nothing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
-    kept = [
+    kept: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "assistant", "content": "b", "reasoning_content": "hm"},

@@ -38,7 +38,8 @@ def usable_defaults(defaults: GenerationDefaults) -> tuple[GenerationDefaults, l
     """The defaults without values that no request may have, and why each of these is left out."""
     if defaults.top_p == 0:  # as in transformers: only the likeliest token is left
         defaults = replace(defaults, top_p=_LEAST_TOP_P)
-    reasons = []
+    reasons: list[str] = []
+    unused: dict[str, Any] = {}
     for name in _SUGGESTED:
         if (value := getattr(defaults, name)) is None:
             continue
@@ -46,8 +47,8 @@ def usable_defaults(defaults: GenerationDefaults) -> tuple[GenerationDefaults, l
             SamplingParams(**{name: value})
         except RequestError as error:
             reasons.append(str(error))
-            defaults = replace(defaults, **{name: None})
-    return defaults, reasons
+            unused[name] = None
+    return replace(defaults, **unused), reasons
 
 
 def chat_params(
