@@ -38,20 +38,23 @@ def number(score: Logprob) -> float:
     return max(score.logprob, FLOOR)
 
 
-def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's prompt_logprobs, by token id; the first token has none."""
+def prompt_entries(
+    tokenizer: Tokenizer, token_ids: Iterable[int], scores: Iterable[Logprobs | None], num_top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's prompt_logprobs, by token id: each token and the likeliest; the first token has none. The scores may have
+    more, for an echo."""
     return [
         None
         if found is None
         else {
-            str(token): {
+            str(other): {
                 "logprob": number(score),
                 "rank": score.rank,
-                "decoded_token": token_text(tokenizer, token),
+                "decoded_token": token_text(tokenizer, other),
             }
-            for token, score in found.items()
+            for other, score in ({token: found[token]} | dict(likeliest(found, num_top))).items()
         }
-        for found in scores
+        for token, found in zip(token_ids, scores, strict=False)
     ]
 
 
