@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from saccade import LLM, SamplingParams, __version__
-from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS
+from saccade.bench.passes.graph_bench import CPU_TOKENS, GPU_TOKENS, GraphBench, GraphTimes
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -79,6 +79,12 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
         (tokens, way) for tokens in (16, 32) for way in ("eager", "piecewise", "full")
     ]
     assert all(line["equals_eager"] for line in lines)
+
+
+def test_bench_graphs_fails_if_a_graph_differs_from_its_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = GraphBench((GraphTimes(16, "full", 1.0, 1.0, 0.1, 1.0, equals_eager=False),), {}, {})
+    monkeypatch.setattr("saccade.bench.passes.passes_command.run_graph_bench", lambda settings, say: bench)
+    assert main(["bench", "graphs", "--device", "cpu"]) == 1
 
 
 def test_bench_graphs_picks_sizes_for_the_device_and_says_what_it_does(

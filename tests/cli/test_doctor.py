@@ -2,12 +2,14 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from saccade.cli import checks, main
 from saccade.cli.checks import Finding, Level
 from saccade.cli.checks_model import check_ranks
+from saccade.server.http.addresses import address_of
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -43,7 +45,8 @@ def test_a_broken_checkpoint_is_named_with_what_to_do(
             (tmp_path / file.name).write_bytes(file.read_bytes())
     code, found = examined(capsys, str(tmp_path))
     assert code == 1
-    assert {name for name, item in found.items() if item.level is Level.BROKEN} == {"weights", "template", "sample"}
+    assert {name for name, item in found.items() if item.level is Level.BROKEN} == {"weights", "template"}
+    assert found["sample"].level is Level.NOTE and "report" not in found["sample"].fix, "nothing was asked of the model"
     assert all(item.fix for item in found.values() if item.level is Level.BROKEN)
     assert found["config"].level is Level.OK
 
@@ -60,6 +63,21 @@ def test_a_taken_port_is_broken() -> None:
         taken.listen()
         found = checks.check_port("127.0.0.1", taken.getsockname()[1])
     assert found.level is Level.BROKEN and "--port" in found.fix
+
+
+def test_a_name_with_addresses_of_one_kind_is_taken_as_that_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolved(host: str, port: int, **how: Any) -> list[Any]:
+        kinds = {"both": (socket.AF_INET6, socket.AF_INET), "six": (socket.AF_INET6,)}[host]
+        return [(kind, socket.SOCK_STREAM, 6, "", ("::1" if kind == socket.AF_INET6 else "127.0.0.1", port))
+                for kind in kinds]  # fmt: skip
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert address_of("six", 80) == (socket.AF_INET6, ("::1", 80))
+    assert address_of("both", 80) == (socket.AF_INET, ("127.0.0.1", 80))
+
+
+def test_what_is_no_host_name_is_a_finding() -> None:
+    assert checks.check_port("a..b", 80).found == "a..b:80 cannot be bound: this is not a host name"
 
 
 def test_folders_that_this_user_may_not_write_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from saccade.cli import main
 from saccade.dry_run.blueprint import draw, peak_bytes
 from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, least_room, plan_memory, plan_ranks, room_on
 from saccade.errors import ConfigError
-from saccade.execution.build import build_engine, build_executor
+from saccade.execution.build import build_engine, build_executor, is_slow_by_default
 from saccade.execution.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.inputs.processor import Processor
 from saccade.layers.parallel import Groups
+from saccade.models.model_config import Config
 from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import StartEngine
@@ -77,6 +78,28 @@ def test_models_with_experts_are_planned_in_every_dtype(
     assert isinstance(weights, dict) and weights["weights"] > 0
     other = planned(tmp_path, capsys, *flags)["bytes"]
     assert isinstance(other, dict) and 0 < other["weights"] <= weights["weights"]
+
+
+def test_a_checkpoint_in_float32_is_planned_as_it_runs(
+    few_layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless --dtype says otherwise it runs in float32 on a GPU, which the engine warns of."""
+
+    def weights(folder: Path, *flags: str) -> Any:
+        found: Any = planned(folder, capsys, *flags)
+        return found["bytes"]["weights"]
+
+    wide = json.loads((few_layers / "config.json").read_text())
+    wide["text_config"]["dtype"] = wide["dtype"] = "float32"
+    for file in few_layers.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(wide))
+    assert weights(tmp_path) == 2 * weights(few_layers) == 2 * weights(tmp_path, "--dtype", "bfloat16")
+    config, gpu = Config.read(tmp_path / "config.json"), torch.device("cuda")
+    assert is_slow_by_default(EngineSettings(), gpu, config)
+    assert not is_slow_by_default(EngineSettings(), torch.device("cpu"), config)
+    assert not is_slow_by_default(EngineSettings(dtype="float32"), gpu, config)
+    assert not is_slow_by_default(EngineSettings(), gpu, Config.read(few_layers / "config.json"))
 
 
 def test_what_does_not_fit_is_said_and_changes_the_exit_code(

@@ -10,7 +10,14 @@ from typing import Any
 
 from saccade.server.page.page_files import HEADERS, INDEX, page_files
 
-VISION = {"unit": 32, "min_pixels": 1, "max_pixels": 2**31, "fixed_size": None, "has_video": True}
+VISION = {
+    "unit": 32,
+    "min_pixels": 1,
+    "max_pixels": 2**31,
+    "fixed_size": None,
+    "has_video": True,
+    "has_pixel_places": False,
+}
 DECODE = {"phase": "decode", "graph": "decode/full requests=1 tokens=1", "reason": "", "rows": 1, "padded": 0}
 PREFILL = {"phase": "prefill", "graph": "prefill/full requests=5 tokens=128", "reason": "", "rows": 96, "padded": 32}
 EAGER = {"phase": "vision", "graph": "", "reason": "it is larger than every bucket", "rows": 900, "padded": 0}

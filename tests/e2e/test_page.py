@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,19 +220,25 @@ def test_reasoning_is_folded_and_passes_are_this_answers_own(browser: Browser, s
 
 
 @pytest.mark.parametrize(
-    ("unit", "answer", "box"),
+    ("vision", "answer", "box"),
     [
-        (32, '```json\n[{"bbox_2d": [100, 200, 500, 600], "label": "c"}]\n```', [40, 40, 160, 80]),
-        (32, '```py\n[1]\n```\nso:\n```JSON\n[{"bbox_2d": [0, 0, 500, 500], "label": "c"}]\n```', [0, 0, 200, 100]),
-        (28, '[{"bbox_2d": [98, 49, 196, 98], "label": "c"}]', [100, 50, 100, 50]),  # of 392 x 196 pixels
-        (32, "It is <ref>c</ref><box>(500,0),(1000,500)</box>.", [200, 0, 200, 100]),
-        (32, 'Here: {"point_2d": [250, 500], "label": "c"}', [100, 100]),
+        ({}, '```json\n[{"bbox_2d": [100, 200, 500, 600], "label": "c"}]\n```', [40, 40, 160, 80]),
+        ({}, '```py\n[1]\n```\nso:\n```JSON\n[{"bbox_2d": [0, 0, 500, 500], "label": "c"}]\n```', [0, 0, 200, 100]),
+        ({"unit": 28}, '[{"bbox_2d": [250, 250, 500, 500], "label": "c"}]', [100, 50, 100, 50]),  # as Qwen2-VL
+        # as Qwen2.5-VL, of 392 x 196 pixels
+        (
+            {"unit": 28, "has_pixel_places": True},
+            '[{"bbox_2d": [98, 49, 196, 98], "label": "c"}]',
+            [100, 50, 100, 50],
+        ),
+        ({}, "It is <ref>c</ref><box>(500,0),(1000,500)</box>.", [200, 0, 200, 100]),
+        ({}, 'Here: {"point_2d": [250, 500], "label": "c"}', [100, 100]),
     ],
 )
 def test_places_that_an_answer_names_are_drawn(
-    browser: Browser, stub: Stub, picture: Path, unit: int, answer: str, box: list[int]
+    browser: Browser, stub: Stub, picture: Path, vision: dict[str, Any], answer: str, box: list[int]
 ) -> None:
-    stub.vision, stub.pieces = {**stub.vision, "unit": unit}, [answer]
+    stub.vision, stub.pieces = {**stub.vision, **vision}, [answer]
     open_page(browser, stub)
     ask(browser, "Where?", picture)
     wait_answers(browser, 1)

@@ -12,6 +12,7 @@ import transformers
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.chat_template import ChatTemplate, read_template
+from saccade.inputs.text.joined_roles import with_joined_roles
 from saccade.inputs.text.special_tokens import KNOWN_TAGS, NONCHARACTERS, GuardedTokens, SpecialTokenGuard, unused_marks
 from saccade.inputs.text.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, train_byte_level
@@ -367,7 +368,6 @@ def test_template_bombs_run_out_of_fuel() -> None:
 @pytest.mark.parametrize(
     ("source", "code"),
     [
-        ("{{ raise_exception('secret /path') }}", "chat_template_refused"),
         ("{{ messages[0].a.b }}", "chat_template_failed"),
         ("{{ 1 / 0 }}", "chat_template_failed"),
         ("{{ messages | nope }}", "chat_template_failed"),
@@ -379,6 +379,58 @@ def test_template_errors_have_fixed_texts(source: str, code: str) -> None:
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source).render([{"role": "user", "content": "secret"}])
     assert caught.value.code == code and "secret" not in str(caught.value)
+
+
+def test_what_a_template_refuses_is_quoted() -> None:
+    source = "{{ raise_exception('only users speak,\n not ' ~ messages[0].role ~ messages[0].content) }}"
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate(source, GuardedTokens(["<eos>"])).render([{"role": "system", "content": "<eos>" * 999}])
+    text = str(caught.value)
+    assert caught.value.code == "chat_template_refused" and text.isprintable() and len(text) < 400
+    assert text.startswith("the model's chat template refuses these messages: only users speak, not system<eos>")
+
+
+def test_roles_that_a_template_refuses_are_joined_where_that_is_asked(folders: dict[str, Path]) -> None:
+    template = Processor.from_folder(folders["gemma3"]).template
+    assert template is not None
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "developer", "content": [{"type": "text", "text": "be kind"}]},
+        {"role": "user", "content": "see"},
+        {"role": "user", "content": [image, {"type": "text", "text": "this"}]},
+        {"role": "system", "content": "now"},
+        {"role": "assistant", "content": "I"},
+        {"role": "assistant", "content": "see"},
+        {"role": "user", "content": "and?"},
+    ]
+    with pytest.raises(RequestError, match="roles must alternate, and the first is the user"):
+        template.render(messages)
+    rendered = template.render(messages, joins_roles=True)
+    assert rendered.text == (
+        "<bos><start_of_turn>user\nbe brief\n\nbe kind\n\nsee<start_of_image>this\n\nnow<end_of_turn>\n"
+        "<start_of_turn>model\nI\n\nsee<end_of_turn>\n<start_of_turn>user\nand?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert [ref.param for ref in rendered.media] == ["messages[3].content[0].image_url"]
+    alternating = [messages[0], messages[2], messages[5], messages[7]]
+    assert template.render(alternating, joins_roles=True) == template.render(alternating)
+    with pytest.raises(RequestError, match="roles must alternate"):
+        template.render(messages[5:], joins_roles=True)
+
+
+def test_joined_roles_lose_nothing() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    kept: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]
+    assert with_joined_roles(kept) == kept
+    assert with_joined_roles([{"role": "assistant", "content": "b", "reasoning_content": "hm"}, kept[1]]) == [
+        {"role": "assistant", "content": "b", "reasoning_content": "hm", "tool_calls": [call]}
+    ]
 
 
 def test_broken_templates_are_config_errors() -> None:

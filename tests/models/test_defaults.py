@@ -94,3 +94,10 @@ def test_inputs_are_prepared_with_the_same_defaults(model_type: str, tmp_path: P
     assert ours.tokens_per_second == getattr(theirs.vision_config, "tokens_per_second", None)
     images = read_image_settings(tmp_path)
     assert images is not None and (model_type != "gemma3" or (images.patch, images.merge) == (16, side))
+
+
+def test_only_qwen2_5_vl_names_places_in_pixels() -> None:
+    """Qwen2-VL, which has the same patches, counts thousandths; the page reads this to draw boxes."""
+    media = {family.model_type: family.media for family in FAMILIES if family.media is not None}
+    found = {name for name, one in media.items() if one.placeholders.has_pixel_places}
+    assert found == {"qwen2_5_vl"} < {"qwen2_vl", "qwen3_vl"} | found <= media.keys()

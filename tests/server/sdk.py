@@ -15,7 +15,7 @@ from tests.server.fake import HANG_S, Script
 T = TypeVar("T")
 
 
-def saying(text: str, *, step: int = 3, finish: str = "stop", stop_reason: str | None = None) -> Script:
+def saying(text: str, *, step: int = 3, finish: str = "stop", stop_reason: str | int | None = None) -> Script:
     """Says a text a few characters at a time."""
 
     async def script(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:

@@ -11,6 +11,7 @@ the first and the last request of the next. With `--against`, a front end from o
 
 import argparse
 import asyncio
+import base64
 import cProfile
 import json
 import os
@@ -28,6 +29,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
+import simplejpeg
 
 import saccade
 from saccade.processes import start_python
@@ -198,9 +200,19 @@ class Stream(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def load(port: int, num_streams: int, num_waves: int, num_tokens: int) -> None:
-    words = "".join(f"the {number} pictures of a street " for number in range(40))
-    said = {"messages": [{"role": "user", "content": words}], "max_tokens": num_tokens, "stream": True}
+def content(image_side: int) -> Any:
+    """A text of about 400 tokens, or an image of noise with a question. The model sees few of its pixels."""
+    if not image_side:
+        return "".join(f"the {number} pictures of a street " for number in range(40))
+    noise = np.random.default_rng(0).integers(0, 256, (image_side, image_side, 3), dtype=np.uint8)
+    url = f"data:image/jpeg;base64,{base64.b64encode(simplejpeg.encode_jpeg(noise)).decode()}"
+    return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+
+
+async def load(port: int, flags: argparse.Namespace, num_tokens: int) -> None:
+    num_streams, num_waves = flags.streams, flags.waves
+    said = {"messages": [{"role": "user", "content": content(flags.image)}], "max_tokens": num_tokens, "stream": True}
+    said |= {"mm_processor_kwargs": {"max_pixels": 12544}} if flags.image else {}
     body = json.dumps(said | {"ignore_eos": True, "stream_options": {"include_usage": True}}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -216,7 +228,7 @@ def measure(front: Front, flags: argparse.Namespace, num_tokens: int) -> tuple[l
     from saccade.bench.load.client import run  # lazy: a front end from other sources may lack it
 
     before = front.clocks()
-    run(load(front.port, flags.streams, flags.waves, num_tokens))
+    run(load(front.port, flags, num_tokens))
     after = front.clocks()
     waves = [front.wave() for _ in range(flags.waves)]
     num_requests = flags.streams * flags.waves
@@ -251,6 +263,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--waves", type=int, default=4)
+    parser.add_argument("--image", type=int, default=0, metavar="SIDE", help="send a square JPEG, not a long text")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=8.0)
     parser.add_argument("--profile", default="", help="a file for cProfile's figures of the event loop")

@@ -83,9 +83,9 @@ def test_responses(serve: Serve) -> None:
     assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
-@pytest.mark.parametrize(("finish", "stop"), [("length", None), ("stop", "]")])
-def test_a_call_that_is_cut_off_keeps_the_streamed_arguments(serve: Serve, finish: str, stop: str | None) -> None:
-    """By the length limit or by a stop string; either way the client is not told to run it."""
+@pytest.mark.parametrize(("finish", "stop"), [("length", None), ("stop", "]"), ("stop", 7)])
+def test_a_call_that_is_cut_off_keeps_the_streamed_arguments(serve: Serve, finish: str, stop: str | int | None) -> None:
+    """By the length limit, a stop string or a stop token; either way the client is not told to run it."""
     text = '<tool_call>\n{"name": "add", "arguments": {"a": [1'
     service = serve(text, finish=finish, stop_reason=stop)
     body = {"messages": HELLO, "tools": CHAT_TOOLS}

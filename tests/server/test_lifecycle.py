@@ -95,6 +95,24 @@ def test_files_that_answers_depend_on_change_the_fingerprint(
     assert first == same != fingerprint()
 
 
+@pytest.mark.parametrize("source", ["auto", "none"])
+def test_sampling_defaults_that_no_request_may_have_are_left_out_at_the_start(
+    source: str, begun: list[EngineSettings], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise every request without values of its own would be refused."""
+    folder = write_qwen(tmp_path / "model")
+    wrong = {"temperature": -1, "top_p": 1.5, "top_k": -5, "min_p": 2, "repetition_penalty": 0}
+    (folder / "generation_config.json").write_text(json.dumps(wrong))
+    service = service_for(None, generation_config=source)
+    asyncio.run(start(service, Launch(str(folder)), Stages(lambda text: None, "", 0.0)))
+    if source == "none":
+        assert service.defaults is None and not caplog.messages
+        return
+    assert service.defaults is not None and all(getattr(service.defaults, name) is None for name in wrong)
+    said = [message.removeprefix("generation_config.json: ").partition(";")[0] for message in caplog.messages]
+    assert sorted(said) == sorted(f"{name} is {value}" for name, value in wrong.items())
+
+
 def test_tables_that_only_some_texts_need_are_built_at_startup(
     begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

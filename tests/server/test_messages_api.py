@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,6 +16,7 @@ from saccade.inputs.processor import Processor
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.pictures import encoded, picture
+from tests.inputs.folders import write_gemma
 from tests.server.fake import Answer, Caller, FakeEngine, Script, service_for
 from tests.server.sdk import saying, with_anthropic
 
@@ -161,6 +163,21 @@ def test_conversations_give_the_same_prompts_as_chat_completions(serve: Serve) -
     [one, other] = [prompt for prompt, _, _ in engine.seen]
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
+
+
+def test_templates_that_insist_on_alternating_roles_take_what_agents_send(serve: Serve, tmp_path: Path) -> None:
+    """Also through the Responses API; chat completions keep what the template says."""
+    service, engine = serve(own=Processor.from_folder(write_gemma(tmp_path)))
+    messages = [*HELLO, {"role": "user", "content": "and"}, {"role": "system", "content": "be quick"}]
+    create(service, messages=messages, system="be brief")
+    items = [{"role": "developer", "content": "be brief"}, *messages]
+    assert posted(service, "/v1/responses", {"input": items}).status == 200
+    joined = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi\n\nand\n\nbe quick"}]
+    assert posted(service, CHAT, {"messages": joined}).status == 200
+    one, other, plain = [prompt.token_ids.tolist() for prompt, _, _ in engine.seen]
+    assert one == other == plain
+    found = posted(service, CHAT, {"messages": messages})
+    assert found.status == 400 and "roles must alternate, and the first is the user" in found.json["error"]["message"]
 
 
 def test_conversations_of_claude_code_share_their_system_prompt(serve: Serve) -> None:

@@ -57,6 +57,7 @@ def test_the_model_is_still_described_while_requests_drain(scripted: Scripted) -
     service.drain()
     assert asyncio.run(caller.get("/v1/models")).json == before
     assert before["data"][0]["max_model_len"] == service.max_model_len and before["data"][0]["capabilities"]
+    assert before["data"][0]["vision"]["has_pixel_places"] is False
 
 
 async def scored(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:

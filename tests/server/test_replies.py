@@ -404,6 +404,28 @@ def test_each_choice_has_the_logprobs_of_its_prompt(scripted: Scripted) -> None:
     assert listed == [[None, ["6"]], [None, ["8"], ["9"]]]
 
 
+def test_an_echo_does_not_lengthen_prompt_logprobs(scripted: Scripted) -> None:
+    """Each of them has as many alternatives as were asked for, and the token itself."""
+
+    async def scored(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        assert params.prompt_logprobs == 2
+        likeliest = {8: Logprob(-0.5, 1), 9: Logprob(-1.0, 2)}
+        scores = (None, {6: Logprob(-3.0, 7), **likeliest})
+        yield {
+            "token_ids": (5,),
+            "finish_reason": "stop",
+            "prompt_logprobs": scores,
+            "logprobs": ({5: Logprob(-1, 1)},),
+        }
+
+    caller, _, _ = scripted(scored)
+    asked = {"prompt": [5, 6], "prompt_logprobs": 1, "echo": True, "logprobs": 2, "max_tokens": 1}
+    found = asyncio.run(caller.post("/v1/completions", asked)).json
+    assert [*found["prompt_logprobs"][1]] == [*found["choices"][0]["prompt_logprobs"][1]] == ["6", "8"]
+    assert found["prompt_logprobs"][1]["6"]["rank"] == 7
+    assert len(found["choices"][0]["logprobs"]["top_logprobs"][1]) == 3
+
+
 def test_the_fingerprint_tells_configurations_apart(processor: Processor) -> None:
     found = []
     for configuration in ("a", "a", "b"):

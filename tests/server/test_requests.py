@@ -14,7 +14,12 @@ from saccade.server.requests.messages_protocol import MessagesRequest
 from saccade.server.requests.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from saccade.server.requests.protocol import ChatRequest, CompletionRequest, GenerateRequest, Wire
 from saccade.server.requests.reading import ignored_header, read_request
-from saccade.server.requests.request_params import chat_params, completion_params, generate_params
+from saccade.server.requests.request_params import (
+    chat_params,
+    completion_params,
+    generate_params,
+    usable_defaults,
+)
 from saccade.server.requests.responses_protocol import ResponsesRequest
 from saccade.server.requests.structure import chosen_grammar
 from saccade.server.server_settings import ServerSettings
@@ -36,6 +41,15 @@ def test_the_checkpoint_supplies_defaults() -> None:
     assert chat(temperature=0, top_k=-1).temperature == 0 and chat(top_k=-1).top_k == 0
     request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
     assert chat_params(request, SETTINGS, None) == SamplingParams(max_tokens=None)
+
+
+def test_defaults_that_turn_a_rule_off_or_all_the_way_up_keep_their_meaning() -> None:
+    odd = GenerationDefaults(eos_token_ids=frozenset(), temperature=0, top_p=0, top_k=-1)
+    usable, reasons = usable_defaults(odd)
+    request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
+    found = chat_params(request, SETTINGS, usable)
+    assert not reasons and (found.temperature, found.top_k) == (0, 0)
+    assert 0 < found.top_p < 1e-3, "as in transformers, only the likeliest token is left"
 
 
 def test_request_fields_become_sampling_params() -> None:

@@ -10,6 +10,7 @@ import orjson
 import pydantic
 import pytest
 
+from saccade.client.output import Logprob
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.text.chat_template import ChatTemplate
@@ -27,6 +28,7 @@ RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS: list[Any] = [{"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}]
+CALL = '{"name": "add", "arguments": {"a": 1}}'
 THOUGHTFUL = '<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 IMAGE = {"type": "input_image", "image_url": data_url(encoded(picture(1)))}
 Serve = Callable[..., tuple[Service, FakeEngine]]
@@ -121,6 +123,69 @@ def test_the_events_of_a_stream_add_up_to_the_whole_answer(serve: Serve) -> None
     assert len(texts) > 1 and "".join(texts) == whole.output_text == final.output_text
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
     assert final.usage == whole.usage
+
+
+def test_tokens_of_reasoning_are_counted_even_if_the_answer_comes_with_them(serve: Serve) -> None:
+    async def script(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        close = engine.processor.tokenizer.token_id("</think>")
+        yield {"text": "<think>\nh", "token_ids": (5, 5)}
+        yield {"text": "m\n</think>\n\nye", "token_ids": (5, close, 6, 7)}
+        yield {"text": "s", "token_ids": (7,), "finish_reason": "stop"}
+
+    service, engine = serve(script, reasoning_parser="qwen3")
+    reply = create(service)
+    assert reply.output_text == "yes" and reply.usage.output_tokens == 7
+    assert reply.usage.output_tokens_details.reasoning_tokens == 4
+
+
+def test_log_probabilities_are_those_of_the_text(serve: Serve) -> None:
+    """Not those of reasoning, calls and special tokens. A token without a text of its own goes with the next."""
+
+    async def script(prompt: Any, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
+        tokenizer = engine.processor.tokenizer
+        special = {tag: tokenizer.token_id(tag) for tag in ("</think>", "<|im_end|>")}
+        said = ["<think>", "hm", "</think>", "A", "", "é", "<", "b", "<tool_call>", CALL, "</tool_call>", "<|im_end|>"]
+        for i, text in enumerate(said):
+            token = special.get(text, 20 + i)
+            found = {token: Logprob(-i / 8, 1), 9: Logprob(-3.0, 2)}
+            finish = {"finish_reason": "stop"} if i == len(said) - 1 else {}
+            shown = "" if text == "<|im_end|>" else text
+            yield {"text": shown, "token_ids": (token,), **finish} | (
+                {} if params.logprobs is None else {"logprobs": (found,)}
+            )
+
+    service, engine = serve(script, reasoning_parser="qwen3")
+    fields: Any = {"tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    reply = create(service, **fields)
+    part = reply.output[1].content[0]
+    assert part.text == "Aé<b" and reply.top_logprobs == engine.seen[0][1].logprobs == 2
+    assert [entry.logprob for entry in part.logprobs] == [-i / 8 for i in (3, 4, 5, 6, 7)]
+    assert [len(entry.top_logprobs) for entry in part.logprobs] == [2] * 5
+    assert isinstance(part.logprobs[0].bytes, list) and part.logprobs[0].top_logprobs[1].logprob == -3.0
+
+    async def use(client: openai.AsyncOpenAI) -> list[Any]:
+        return [event async for event in await client.responses.create(model="m", input="hi", stream=True, **fields)]
+
+    events = with_openai(service, use)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    told = [entry.logprob for event in deltas for entry in event.logprobs]
+    assert told == [entry.logprob for entry in done.logprobs] == [entry.logprob for entry in part.logprobs]
+    assert events[-1].response.output[1].content[0].logprobs == part.logprobs
+    assert create(service, tools=TOOLS).output[1].content[0].logprobs == []
+
+
+def test_the_tokens_of_an_input_are_counted_without_an_answer(serve: Serve) -> None:
+    service, engine = serve()
+
+    async def use(client: openai.AsyncOpenAI) -> Any:
+        fields: Any = {"input": [{"role": "user", "content": "hi"}], "instructions": "be brief", "tools": TOOLS}
+        return await client.responses.input_tokens.count(model="m", **fields)
+
+    counted = with_openai(service, use)
+    assert counted.object == "response.input_tokens" and not engine.seen
+    assert counted.input_tokens == create(service, instructions="be brief", tools=TOOLS).usage.input_tokens
+    assert posted(service, f"{RESPONSES}/input_tokens", {"input": 5}).json["error"]["param"] == "input"
 
 
 def test_inputs_give_the_same_prompts_as_chat_completions(serve: Serve) -> None:
@@ -444,10 +509,11 @@ def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_in_the_store
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"metadata": {"a": 5}}, "metadata.a"),

@@ -1,6 +1,7 @@
 """A starting server shows its progress; one that cannot start says why and exits."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -32,6 +33,21 @@ def test_an_address_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         port = taken.getsockname()[1]
         assert serve(Launch("m"), ServerSettings(port=port)) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_name_that_has_an_ipv6_address_only_is_listened_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another server listens on that address, there is nothing else to try."""
+    try:
+        taken = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", taken.getsockname())]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **how: found)
+    with taken:
+        assert serve(Launch("m"), ServerSettings(host="six", port=80)) == 2
+    assert f"cannot listen on six:80: {os.strerror(errno.EADDRINUSE)}" in capsys.readouterr().err
 
 
 def test_a_server_goes_on_when_the_reader_of_its_log_leaves() -> None:

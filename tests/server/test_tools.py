@@ -24,7 +24,7 @@ from saccade.server.text.tool_parser import (
     ToolParser,
     new_tool_parser,
 )
-from saccade.server.text.tools import check_tools, tool_grammar, tool_style
+from saccade.server.text.tools import MAX_TOOLS, check_tools, tool_grammar, tool_style
 from saccade.wire.grammar import Grammar, check_grammar
 
 Calls = list[tuple[str, Any]]
@@ -323,7 +323,7 @@ def test_an_invalid_tool_choice_is_refused(choice: Any) -> None:
         [{"type": "function", "function": {"name": "a", "parameters": [1]}}],
         [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}],
         [TOOLS[0], TOOLS[0]],
-        [{"type": "function", "function": {"name": f"f{i}"}} for i in range(200)],
+        [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS + 1)],
     ],
 )
 def test_bad_tools_are_refused(tools: Any) -> None:
@@ -365,6 +365,30 @@ def test_a_hermes_call_may_be_cut_off_anywhere(end: int, is_streamed: bool) -> N
         return
     arguments = whole[begin:end][: len('{"a": [1, {"b": 2}]}')]
     assert events == [CallBegin(0, "id", "f"), CallArguments(0, arguments), CallEnd(0)]
+
+
+def test_agents_with_many_servers_behind_them_may_offer_a_thousand_tools() -> None:
+    def tools(count: int, num_properties: int) -> list[Any]:
+        properties = {f"property_{j}": {"type": "string"} for j in range(num_properties)}
+        schema = {"type": "object", "properties": properties}
+        return [{"type": "function", "function": {"name": f"tool_{i}", "parameters": schema}} for i in range(count)]
+
+    check_tools(tools(MAX_TOOLS, 16))
+    few, many = tool_grammar(tools(256, 2), "required"), tool_grammar(tools(MAX_TOOLS, 16), "required")
+    assert few is not None and many is not None
+    check_grammar(few)
+    with pytest.raises(RequestError, match="the limit is"):
+        check_grammar(many)
+
+
+def test_a_call_of_a_tool_with_the_longest_name_is_streamed_and_may_be_cut_off() -> None:
+    name, text = "n" * 128, '<tool_call>\n{"name": "NAME", "arguments": {"a": [1'
+    check_tools([{"type": "function", "function": {"name": name}}])
+    for is_streamed in (False, True):
+        parser = HermesParser(new_id=lambda: "id", is_streamed=is_streamed)
+        begun = parser.push(text.replace("NAME", name))
+        assert bool(begun) == is_streamed
+        assert [*begun, *parser.finish(is_cut=True)][:1] == [CallBegin(0, "id", name)]
 
 
 def test_the_last_llama_call_may_be_cut_off() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from saccade.config import kernel_folder
 from saccade.errors import SaccadeError
+from saccade.server.http.addresses import address_of
 
 GIB = 2**30
 TORCH_FROM, TORCH_BELOW = (2, 11), (2, 14)
@@ -204,14 +205,14 @@ def check_files() -> Finding:
 
 
 def check_port(host: str, port: int) -> Finding:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            found = f"{host}:{port} cannot be bound: {error.strerror or error}"
-            return Finding("port", Level.BROKEN, found, "choose another with --port, or stop the process that uses it")
+    try:
+        family, address = address_of(host, port)
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        found = f"{host}:{port} cannot be bound: {error.strerror or error}"
+        return Finding("port", Level.BROKEN, found, "choose another with --port, or stop the process that uses it")
     return Finding("port", Level.OK, f"{host}:{port} is free")
 
 

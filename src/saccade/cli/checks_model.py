@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,16 @@ def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
     if not found:
         return
     folder = found[0]
-    yield guarded("config", lambda: check_config(folder), AGAIN)
-    yield guarded("ranks", lambda: check_ranks(folder), AGAIN)
-    yield guarded("weights", lambda: check_weights(folder), AGAIN)
-    yield guarded("tokenizer", lambda: check_tokenizer(folder), AGAIN)
-    yield guarded("template", lambda: check_template(folder), "add the model's chat_template.jinja to the folder")
+    is_whole = True
+    for name, check, fix in FILE_CHECKS:
+        finding = guarded(name, partial(check, folder), fix)
+        is_whole &= finding.level is not Level.BROKEN
+        yield finding
+    if not is_whole:
+        yield Finding(
+            "sample", Level.NOTE, "skipped: the checkpoint cannot be used as it is", "mend what is named above"
+        )
+        return
     yield guarded(
         "sample", lambda: check_sample(folder, sample), "report it, with the output of `saccade doctor --json`"
     )
@@ -122,6 +128,15 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
     if answer.finish_reason == "error":
         return Finding("sample", Level.BROKEN, f"failed: {answer.stop_reason}", "report it")
     return Finding("sample", Level.OK, found)
+
+
+FILE_CHECKS = (
+    ("config", check_config, AGAIN),
+    ("ranks", check_ranks, AGAIN),
+    ("weights", check_weights, AGAIN),
+    ("tokenizer", check_tokenizer, AGAIN),
+    ("template", check_template, "add the model's chat_template.jinja to the folder"),
+)
 
 
 def _question(text: str, processor: "Processor") -> list[dict[str, Any]]:

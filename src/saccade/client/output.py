@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from saccade.inputs.placeholders import Prompt
@@ -15,8 +16,7 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(Struct, frozen=True):
     logprob: float
     rank: int
 
@@ -138,11 +138,11 @@ class OutputStream:
 
 
 def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
-    """One mapping per token: the likeliest tokens, and the token itself."""
+    """One mapping per token: the likeliest tokens, best first, and the token itself."""
     found = []
     for row, token in enumerate(token_ids):
         top = zip(scores.top_ids[row].tolist(), scores.top_logprobs[row].tolist(), strict=True)
-        entry = {int(other): Logprob(float(value), rank) for rank, (other, value) in enumerate(top, start=1)}
+        entry = {other: Logprob(value, rank) for rank, (other, value) in enumerate(top, start=1)}
         entry[token] = Logprob(float(scores.chosen[row]), int(scores.ranks[row]))
         found.append(entry)
     return found

@@ -44,7 +44,7 @@ from saccade.models.model_config import Config
 from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
-from saccade.models.weights import DTYPES, ONE_RANK, load_model
+from saccade.models.weights import DTYPES, ONE_RANK, checkpoint_dtype, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.orders import ORDER_TYPES, BeginShadow, Calibrate
@@ -101,6 +101,11 @@ def build_engine(  # noqa: PLR0913
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
     eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
+    if is_slow_by_default(settings, device, config):
+        log.warning(
+            "the checkpoint is in float32, and so the model runs: twice the memory of bfloat16, and slower "
+            "(--dtype bfloat16)"
+        )
     grammars = GrammarCompiler(  # starts its thread early
         processor.tokenizer, spec.decoder.vocab_size, eos, has_trials=tries_grammars
     )
@@ -137,6 +142,11 @@ def build_engine(  # noqa: PLR0913
         ranks.close()
         groups.close()
         raise reason from None if reason is error else error
+
+
+def is_slow_by_default(settings: EngineSettings, device: torch.device, config: Config) -> bool:
+    is_chosen = settings.dtype != "auto" or device.type != "cuda"
+    return not is_chosen and checkpoint_dtype(config) == torch.float32
 
 
 def limit_threads(folder: str | Path) -> None:

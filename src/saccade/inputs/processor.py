@@ -115,7 +115,7 @@ class Processor:
             with suppress(Exception):
                 self.chat([{"role": "user", "content": content}], media=[_picture()] * isinstance(content, list))
 
-    def chat(
+    def chat(  # noqa: PLR0913
         self,
         messages: Any,
         *,
@@ -126,9 +126,10 @@ class Processor:
         variables: Mapping[str, Any] | None = None,
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
+        joins_roles: bool = False,
     ) -> Prompt:
         """The prompt of a conversation. `media` fills the parts without a source, in order. `images` are the
-        checkpoint's settings with other bounds (see `read_sizing`)."""
+        checkpoint's settings with other bounds (see `read_sizing`). For `joins_roles` see `ChatTemplate.render`."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
         check_messages(messages, allowance)
@@ -139,6 +140,7 @@ class Processor:
             continue_final_message=continue_final_message,
             variables=variables,
             check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
+            joins_roles=joins_roles,
         )
         prompt = self._from_rendered(_fill_sources(rendered, media), images, allowance)
         return replace(prompt, is_continued=continue_final_message)

@@ -60,7 +60,8 @@ class Placeholders:
 
     A chat template writes `image_marker` for an image. It is replaced by `image_text`, whose image token is repeated
     for every feature row. Videos work alike; with `has_timestamps` their text is written once per frame group, with its
-    time.
+    time. A model with `has_pixel_places` names places in pixels of the resized image, others in thousandths of its
+    sides.
     """
 
     image_marker: str
@@ -70,6 +71,7 @@ class Placeholders:
     has_timestamps: bool = False
     is_mrope: bool = False
     is_bidirectional: bool = False
+    has_pixel_places: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

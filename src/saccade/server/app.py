@@ -29,7 +29,7 @@ from saccade.server.routes.generate import GenerateRoute
 from saccade.server.routes.messages_api import PATH as MESSAGES_PATH
 from saccade.server.routes.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.routes.ranking import RerankRoute, ScoreRoute
-from saccade.server.routes.responses_api import ResponsesRoute
+from saccade.server.routes.responses_api import InputTokensRoute, ResponsesRoute
 from saccade.server.routes.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 from saccade.server.service import Service
 
@@ -133,6 +133,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
         Route("/v1/completions", CompletionRoute(service).create, methods=["POST"]),
         Route("/v1/responses", ResponsesRoute(service).create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", InputTokensRoute(service).create, methods=["POST"]),
         Route(MESSAGES_PATH, MessagesRoute(service).create, methods=["POST"]),
         Route(f"{MESSAGES_PATH}/count_tokens", CountTokensRoute(service).create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingRoute(service).create, methods=["POST"]),

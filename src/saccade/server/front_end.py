@@ -23,6 +23,7 @@ from saccade.client.served import ServedEngine
 from saccade.config import writable_folder
 from saccade.errors import ConfigError, SaccadeError
 from saccade.server.app import build_app
+from saccade.server.http.addresses import address_of
 from saccade.server.http.http11 import BoundedProtocol
 from saccade.server.http.tls import TlsFiles
 from saccade.server.lifecycle import Launch, Stages, drain, restart, start
@@ -238,14 +239,16 @@ def _max_connections(settings: ServerSettings) -> int:
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = None
     try:
+        family, address = address_of(settings.host, settings.port)
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind(address)
         listener.listen(BACKLOG)  # two servers can bind one port; only listen() fails if it is taken
     except OSError as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         where = f"{settings.host}:{settings.port}"
         raise ConfigError(f"cannot listen on {where}: {error.strerror} (--host, --port)") from None
     return listener

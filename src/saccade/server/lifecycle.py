@@ -1,6 +1,7 @@
 """From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,12 +23,14 @@ from saccade.inputs.text.template_trial import try_template
 from saccade.models.folder import find_model
 from saccade.models.model_config import Config
 from saccade.routing import make_policy, room_of
+from saccade.server.requests.request_params import usable_defaults
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.text.tools import tool_style
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 
+_log = logging.getLogger(__name__)
 POLL_S = 0.02
 COUNTED_BYTES = 10**6  # larger totals are bytes
 END_S = 10.0  # for writing the replies of aborted requests
@@ -108,11 +111,18 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedMod
     if processor.images is not None and MediaPool.is_supported():
         # An engine that starts again finds the pool of the first.
         processor.pool = service.media_pool = service.media_pool or MediaPool(service.settings.media_processes)
-    defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder, processor.tokenizer)
+    defaults = await asyncio.to_thread(_read_defaults, folder, processor, service.settings)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     config = await asyncio.to_thread(Config.read, folder / "config.json")
     await asyncio.to_thread(processor.warm_up)
     return PreparedModel(folder, config.values, processor, defaults)
+
+
+def _read_defaults(folder: Path, processor: Processor, settings: ServerSettings) -> GenerationDefaults:
+    usable, reasons = usable_defaults(GenerationDefaults.from_folder(folder, processor.tokenizer))
+    for reason in reasons if settings.generation_config == "auto" else ():
+        _log.warning("generation_config.json: %s; this value is not used", reason)
+    return usable
 
 
 def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:

@@ -39,8 +39,8 @@ def bench_vision(model: str, settings: VisionBenchSettings, console: Console) ->
 
 
 def bench_graphs(settings: GraphBenchSettings, console: Console) -> int:
-    _finish(run_graph_bench, settings, print_graph_bench, console)
-    return 0
+    bench = _finish(run_graph_bench, settings, print_graph_bench, console)
+    return 0 if all(line.equals_eager for line in bench.lines) else EXIT_WRONG
 
 
 def bench_allreduce(settings: AllReduceBenchSettings, console: Console) -> int:

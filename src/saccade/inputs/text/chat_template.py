@@ -1,7 +1,7 @@
 """Chat templates, rendered by minijinja with a fuel limit (see template_language.py).
 
 The template comes with the checkpoint or is given at server start; a request cannot bring one. A failing template
-raises a RequestError with a fixed text.
+raises a RequestError with a fixed text; one that refuses the messages is quoted.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 from saccade.errors import ConfigError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.text.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
+from saccade.inputs.text.joined_roles import with_joined_roles
 from saccade.inputs.text.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
 from saccade.inputs.text.template_language import (
     TEMPLATE,
@@ -23,6 +24,7 @@ from saccade.inputs.text.template_language import (
     with_text_arguments,
 )
 
+MAX_REASON_CHARS = 200
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
     | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
@@ -72,9 +74,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         check: Callable[[Any], None] = lambda context: None,
         roles: frozenset[str] = ROLES,
+        joins_roles: bool = False,
     ) -> Rendered:
         """`variables` are the request's chat_template_kwargs. `check` is called with everything the template will see,
-        before any work is done, and raises if that is too much."""
+        before any work is done, and raises if that is too much. With `joins_roles`, messages that the template refuses
+        are tried again with joined roles (see `with_joined_roles`)."""
         conversation = read_messages(messages, roles)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
@@ -91,7 +95,8 @@ class ChatTemplate:
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
-        text = self._print(context | self._named_tokens | {"add_generation_prompt": has_prompt})
+        context |= self._named_tokens | {"add_generation_prompt": has_prompt}
+        text = self._print_joined(context) if joins_roles else self._print(context)
         if continue_final_message:
             text = _cut_final_message(text, end)
         return Rendered(guard.split(text), conversation.media)
@@ -110,6 +115,14 @@ class ChatTemplate:
             return flatten_text(conversation.messages)
         return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
 
+    def _print_joined(self, context: dict[str, Any]) -> str:
+        try:
+            return self._print(context)
+        except RequestError as error:
+            if error.code != "chat_template_refused":
+                raise
+        return self._print(context | {"messages": with_joined_roles(context["messages"])})
+
     def _print(self, context: dict[str, Any]) -> str:
         """Most templates take the arguments of calls as objects; some, such as DeepSeek-R1's, only as text."""
         try:
@@ -124,9 +137,10 @@ class ChatTemplate:
         try:
             with contained():
                 return self._environment.render_template(TEMPLATE, **context)
-        except RefusalError:
-            message = "the model's chat template refuses these messages; check the order of roles and "
-            message += "the kinds of content"
+        except RefusalError as error:
+            reason = "".join(char for char in str(error) if char.isprintable())[:MAX_REASON_CHARS]
+            message = f"the model's chat template refuses these messages: {reason or 'it gives no reason'}; check the "
+            message += "order of roles and the kinds of content"
             raise RequestError(message, param="messages", code="chat_template_refused") from None
         except Exception:  # minijinja, and any Python code a template reaches
             message = "the model's chat template cannot be rendered with these messages"

@@ -60,6 +60,7 @@ class Tokenizer:
         self.tags = template_tags(others.values(), template)
         self._guarded_ids = self.special_ids | {token_id for token_id, text in others.items() if text in self.tags}
         self.guarded = GuardedTokens(self.special_tokens, self.tags)
+        self._shown: dict[int, tuple[str, list[int]]] = {}
         self._bos_ids = self._find_bos()
         self.end_ids = self._find_ends()
         self.decoder = TokenDecoder.from_definition(
@@ -143,6 +144,14 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be partial characters."""
         return self.decoder.bytes_of(token_id)
+
+    def shown(self, token_id: int) -> tuple[str, list[int]]:
+        """One token as text and as numbers, for lists of log-probabilities. Callers must not change the list."""
+        found = self._shown.get(token_id)
+        if found is None:
+            data = self.token_bytes(token_id)
+            found = self._shown[token_id] = data.decode("utf-8", errors="replace"), list(data)
+        return found
 
     def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
         ids: list[int] = []

@@ -88,7 +88,7 @@ VIDEO = replace(
     fps=None,
     max_video_tokens=128_000,
 )
-PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False)
+PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False, has_pixel_places=True)
 MEDIA = MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS)
 
 FAMILY = Family(

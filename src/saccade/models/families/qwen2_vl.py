@@ -1,5 +1,7 @@
 """Qwen2-VL: the decoder of Qwen2.5-VL, and a LayerNorm tower without windows."""
 
+from dataclasses import replace
+
 from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec
 from saccade.models.families import llama, qwen2_5_vl, qwen3_vl
 from saccade.models.family import Defaults, Family
@@ -35,6 +37,8 @@ RULES = (
     one(_BLOCK + ".mlp.fc2.{w}", _OURS + ".mlp.down.{w}"),
 )
 
+PLACEHOLDERS = replace(qwen2_5_vl.PLACEHOLDERS, has_pixel_places=False)
+
 FAMILY = Family(
     architecture="Qwen2VLForConditionalGeneration",
     model_type="qwen2_vl",
@@ -56,7 +60,7 @@ FAMILY = Family(
     ),
     decoder=qwen2_5_vl.read_text,
     vision=read_vision,
-    media=qwen2_5_vl.MEDIA,
+    media=replace(qwen2_5_vl.MEDIA, placeholders=PLACEHOLDERS),
     renames=llama.RENAMES.plus(
         qwen3_vl.VISION_RULES + qwen2_5_vl.MERGER_RULES + RULES, prefixes=qwen3_vl.VISION_PREFIXES
     ),

@@ -42,6 +42,11 @@ POSTS: dict[str, tuple[type[Wire], str, dict[str, Any]]] = {
         "Answer a conversation of items.",
         {"input": "Hello!", "max_output_tokens": 32},
     ),
+    "/v1/responses/input_tokens": (
+        ResponsesRequest,
+        "Count the tokens of a conversation of items.",
+        {"input": "Hello!"},
+    ),
     "/v1/messages": (
         MessagesRequest,
         "Answer a conversation (Anthropic's API).",

@@ -205,4 +205,5 @@ def _vision(processor: Processor) -> dict[str, Any] | None:
         "max_pixels": images.max_pixels,
         "fixed_size": images.fixed_size,
         "has_video": processor.videos is not None,
+        "has_pixel_places": processor.placeholders is not None and processor.placeholders.has_pixel_places,
     }

@@ -61,11 +61,11 @@ function items(text) {
   return found.filter((item) => item && typeof item === "object").slice(0, MAX_SHAPES);
 }
 
-/* What coordinates are counted in. Qwen2.5-VL (units of 28 pixels) counts pixels of the image as it was resized for the
-   encoder; Qwen3-VL and others count thousandths of each side. */
+/* What coordinates are counted in: some families, as the server says, count pixels of the image as it was resized for
+   the encoder; others count thousandths of each side. */
 function scale(image, vision, item) {
   const numbers = Object.values(item).flat().filter(Number.isFinite);
-  const isPixels = vision?.unit === 28 || Math.max(...numbers, 0) > 1000;
+  const isPixels = vision?.has_pixel_places || Math.max(...numbers, 0) > 1000;
   return isPixels && image.width ? resized(image, vision) : [1000, 1000];
 }
 

@@ -26,32 +26,35 @@ def chat_entries(
 def likeliest(found: Logprobs, count: int) -> list[tuple[int, Logprob]]:
     """The `count` likeliest tokens. The chosen token is always among the scores, but is left out if its rank is
     higher."""
-    ranked = sorted(found.items(), key=lambda item: item[1].rank)
+    ranked = sorted(found.items(), key=_rank)
     return [(token, score) for token, score in ranked if score.rank <= count][:count]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+    return tokenizer.shown(token)[0]
 
 
 def number(score: Logprob) -> float:
     return max(score.logprob, FLOOR)
 
 
-def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's prompt_logprobs, by token id; the first token has none."""
+def prompt_entries(
+    tokenizer: Tokenizer, token_ids: Iterable[int], scores: Iterable[Logprobs | None], num_top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's prompt_logprobs, by token id: each token and the likeliest; the first token has none. The scores may have
+    more, for an echo."""
     return [
         None
         if found is None
         else {
-            str(token): {
+            str(other): {
                 "logprob": number(score),
                 "rank": score.rank,
-                "decoded_token": token_text(tokenizer, token),
+                "decoded_token": token_text(tokenizer, other),
             }
-            for token, score in found.items()
+            for other, score in ({token: found[token]} | dict(likeliest(found, num_top))).items()
         }
-        for found in scores
+        for token, found in zip(token_ids, scores, strict=False)
     ]
 
 
@@ -106,6 +109,10 @@ class CompletionScores:
         return {token_text(self._tokenizer, other): number(score) for other, score in reversed(chosen)}
 
 
+def _rank(item: tuple[int, Logprob]) -> int:
+    return item[1].rank
+
+
 def _entry(tokenizer: Tokenizer, token: int, score: Logprob) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token)
-    return {"token": data.decode("utf-8", errors="replace"), "logprob": number(score), "bytes": list(data)}
+    text, data = tokenizer.shown(token)
+    return {"token": text, "logprob": number(score), "bytes": data}

@@ -148,10 +148,14 @@ class OpenAIReply(Reply, Generic[C]):
     def body(self) -> Any:
         reply = {**self._head, "choices": [*map(self._choice, range(len(self.choices)))], "usage": self.answer.usage()}
         if self.job.request.prompt_logprobs is not None:
-            reply["prompt_logprobs"] = prompt_entries(self.tokenizer, self.prompt_scores.get(0, ()))
+            reply["prompt_logprobs"] = self.prompt_entries(0)
         if self.job.request.return_token_ids:
             reply["prompt_token_ids"] = self.answer.prompt_ids[0].tolist()
         return reply | self.timings()
+
+    def prompt_entries(self, prompt_idx: int) -> list[dict[str, Any] | None]:
+        ids, scores = self.answer.prompt_ids[prompt_idx].tolist(), self.prompt_scores.get(prompt_idx, ())
+        return prompt_entries(self.tokenizer, ids, scores, self.job.request.prompt_logprobs)
 
     def ending(self) -> bytes:
         fields = {"usage": self.answer.usage()} if self._options.include_usage else {}

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any
 
 from saccade.errors import RequestError
@@ -30,6 +31,24 @@ _GENERATE_NAMES = {
 _LENGTHS = ("max_tokens", "min_tokens")  # an error about one may name the other
 
 Defaults = GenerationDefaults | None  # what the checkpoint suggests
+_LEAST_TOP_P = 1e-6
+
+
+def usable_defaults(defaults: GenerationDefaults) -> tuple[GenerationDefaults, list[str]]:
+    """The defaults without values that no request may have, and why each of these is left out."""
+    if defaults.top_p == 0:  # as in transformers: only the likeliest token is left
+        defaults = replace(defaults, top_p=_LEAST_TOP_P)
+    reasons: list[str] = []
+    unused: dict[str, Any] = {}
+    for name in _SUGGESTED:
+        if (value := getattr(defaults, name)) is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except RequestError as error:
+            reasons.append(str(error))
+            unused[name] = None
+    return replace(defaults, **unused), reasons
 
 
 def chat_params(

@@ -85,6 +85,7 @@ class ResponsesRequest(EngineRequest):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: Texts | None = None
+    top_logprobs: Int | None = None
     metadata: Metadata | None = None
     user: str | None = None
     store: bool | None = None
@@ -124,5 +125,4 @@ class ResponsesRequest(EngineRequest):
         "conversation": (None,),
         "moderation": (None,),
         "prompt": (None,),
-        "top_logprobs": (None, 0),
     }

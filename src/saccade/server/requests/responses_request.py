@@ -18,6 +18,7 @@ NAMES = (
 )
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "assistant", "system", "developer")
+LOGPROBS = "message.output_text.logprobs"
 # Nothing is encrypted here, and nothing is searched for, so nothing is missing.
 HARMLESS_INCLUDES = frozenset(
     {"reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results"}
@@ -54,6 +55,8 @@ def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: boo
     fields |= _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
     fields["reasoning_effort"] = asked.reasoning.effort if asked.reasoning is not None else None
+    fields["logprobs"] = LOGPROBS in (asked.include or ())
+    fields["top_logprobs"] = asked.top_logprobs if fields["logprobs"] else None
     fields["asked"] = asked.model_copy(update={"input": "", "tools": kept_tools(asked.tools)})  # without images
     return ResponsesChat(kept=before.then(items) if is_kept else None, **fields)
 
@@ -67,8 +70,10 @@ def _check(asked: ResponsesRequest) -> None:
     except TypeError:
         raise wrong("tools, tool_choice or text are nested too deeply", "tools") from None
     for i, name in enumerate(asked.include or ()):
-        if name not in HARMLESS_INCLUDES:
+        if name != LOGPROBS and name not in HARMLESS_INCLUDES:
             raise unsupported(f"{shown(name)} is not supported; leave it out", f"include[{i}]")
+    if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
+        raise wrong(f'it needs include: ["{LOGPROBS}"]', "top_logprobs")
 
 
 def _add_item(builder: ChatBuilder, item: Any, at: str) -> None:

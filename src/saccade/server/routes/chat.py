@@ -114,6 +114,7 @@ def chat_prompt(
         variables=variables,
         images=service.image_sizing(request.mm_processor_kwargs),
         allowance=allowance,
+        joins_roles=isinstance(request, TranslatedChat),
     )
 
 
@@ -147,7 +148,7 @@ class ChatChoice(ReplyChoice):
         if self.tool_parser is None:
             return [*events, Content(text)] if text else events
         events += self.tool_parser.push(text)
-        is_cut = delta.finish_reason == "length" or isinstance(delta.stop_reason, str)
+        is_cut = delta.finish_reason == "length" or delta.stop_reason is not None
         return [*events, *self.tool_parser.finish(is_cut=is_cut)] if is_last else events
 
 

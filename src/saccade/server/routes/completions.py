@@ -10,7 +10,7 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.server.http.exchange import HttpExchange
-from saccade.server.replies.logprobs import CompletionScores, prompt_entries
+from saccade.server.replies.logprobs import CompletionScores
 from saccade.server.replies.reply import OpenAIReply, ReplyChoice
 from saccade.server.requests.intake import PromptRoute, RequestJob
 from saccade.server.requests.protocol import CompletionRequest
@@ -84,7 +84,7 @@ class CompletionReply(OpenAIReply[ReplyChoice]):
             "logprobs": self._logprobs(index, choice, prompt_ids) if request.logprobs is not None else None,
         }
         if request.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_entries(self.tokenizer, self.prompt_scores.get(at, ()))
+            found["prompt_logprobs"] = self.prompt_entries(at)
         return found | ({"prompt_token_ids": prompt_ids} if request.return_token_ids else {})
 
     def opening(self, index: int, *, is_first: bool) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API over chat completions."""
+"""POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API over chat completions."""
 
 from collections import Counter
 from typing import Any
@@ -8,6 +8,7 @@ from starlette.responses import Response
 from saccade.errors import RequestError
 from saccade.server.http.body_scan import Body
 from saccade.server.http.exchange import HttpExchange
+from saccade.server.http.json_body import json_reply
 from saccade.server.requests.intake import RequestJob
 from saccade.server.requests.protocol import ChatRequest
 from saccade.server.requests.reading import read_request
@@ -92,6 +93,13 @@ class ResponsesRoute(TranslatedRoute):
             code = "previous_response_not_found"
             raise RequestError(text, param="previous_response_id", code=code, status=404)
         return found
+
+
+class InputTokensRoute(ResponsesRoute):
+    is_count = True
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
+        return json_reply({"object": "response.input_tokens", "input_tokens": len(job.prompts[0])})
 
 
 def _reference(item: Any) -> str | None:

@@ -1,15 +1,17 @@
 """Replies of OpenAI's Responses API: output items, whole or as events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
 from saccade.client.stream import Delta
+from saccade.inputs.text.tokenizer import Tokenizer
 from saccade.server.http.events import StreamFormat, named_event
 from saccade.server.http.exchange import HttpExchange
 from saccade.server.http.json_body import is_json
 from saccade.server.http_errors import HttpError, aborted
+from saccade.server.replies.logprobs import chat_entries
 from saccade.server.replies.reply import Reply
 from saccade.server.requests.intake import RequestJob
 from saccade.server.requests.protocol import ChatRequest
@@ -17,7 +19,7 @@ from saccade.server.requests.responses_request import ResponsesChat
 from saccade.server.requests.responses_tools import CallName
 from saccade.server.routes.chat import Event, new_chat_choice
 from saccade.server.service import Service
-from saccade.server.text.reasoning import Reasoning
+from saccade.server.text.reasoning import CLOSE, Reasoning
 from saccade.server.text.tool_parser import CallArguments, CallBegin, CallEnd, Content
 
 Fields = dict[str, Any]
@@ -37,15 +39,18 @@ class ResponsesReply(Reply):
         self._error: Fields | None = None
         self._num_events = 0
         self._num_thought = 0  # tokens before the answer
+        self._is_thought_over = False
+        self._end_of_thought = self.tokenizer.token_id(CLOSE)  # None if that is several tokens
+        self._scores = TextScores(self.tokenizer, job.params.logprobs, self._end_of_thought)
 
     def take(self, index: int, delta: Delta) -> bytes:
         if delta.finish_reason == "abort":
             raise aborted()
         events = self._opening()
+        self._scores.push(delta)
         for event in self._choice.read(delta):
-            events += self._items.add(event)
-        if not self._items.has_answer:
-            self._num_thought += len(delta.token_ids)
+            events += self._items.add(event, self._scores.take(event))
+        self._count_thought(delta.token_ids)
         if delta.finish_reason is not None:
             events += self._finish(is_cut=delta.finish_reason == "length")
         return self._write(events) if self.job.request.stream else b""
@@ -60,6 +65,15 @@ class ResponsesReply(Reply):
 
     def stream_format(self) -> StreamFormat:
         return StreamFormat(done=b"", failure=self._fail)
+
+    def _count_thought(self, token_ids: Sequence[int]) -> None:
+        """Tokens of a slow client come together, so those of the answer may follow in the same delta."""
+        if self._is_thought_over:
+            return
+        end = next((i + 1 for i, token in enumerate(token_ids) if token == self._end_of_thought), None)
+        self._is_thought_over = self._items.has_answer or end is not None
+        if end is not None or not self._is_thought_over:
+            self._num_thought += len(token_ids) if end is None else end
 
     def _opening(self) -> list[Fields]:
         if self._num_events or not self.job.request.stream:
@@ -119,6 +133,7 @@ class ResponsesReply(Reply):
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": asked.tool_choice or "auto",
             "tools": asked.tools or [],
+            "top_logprobs": asked.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
             "user": asked.user,
@@ -147,6 +162,29 @@ def response_of(item_id: str) -> str:
     return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
 
 
+class TextScores:
+    """Log-probabilities of the tokens of a text, without those of reasoning, calls and special tokens. They are held
+    until their text comes, since that may begin a call."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int | None, end_of_thought: int | None) -> None:
+        self._tokenizer, self._num_top, self._end_of_thought = tokenizer, num_top, end_of_thought
+        self._held: list[Fields] = []
+
+    def push(self, delta: Delta) -> None:
+        if self._num_top is None:
+            return
+        entries = chat_entries(self._tokenizer, delta.token_ids, delta.logprobs or (), self._num_top)
+        for token, entry in zip(delta.token_ids, entries, strict=False):
+            if token == self._end_of_thought:
+                self._held.clear()
+            elif token not in self._tokenizer.special_ids:
+                self._held.append(entry)
+
+    def take(self, event: Event) -> list[Fields]:
+        found, self._held = self._held, []
+        return found if isinstance(event, Content) else []
+
+
 @dataclass(slots=True)
 class _OpenItem:
     """A message or reasoning item that is still growing."""
@@ -155,6 +193,7 @@ class _OpenItem:
     part: Fields
     events: str  # prefix of the names of its events
     texts: list[str] = field(default_factory=list)
+    scores: list[Fields] = field(default_factory=list)
 
 
 class ItemWriter:
@@ -168,14 +207,15 @@ class ItemWriter:
         self._arguments: list[str] = []
         self._unique_id, self._call_names = unique_id, call_names
 
-    def add(self, event: Event) -> list[Fields]:
+    def add(self, event: Event, scores: Sequence[Fields]) -> list[Fields]:
+        """`scores` are the log-probabilities of a text's tokens."""
         match event:
             case Reasoning(text=text):
                 self.has_reasoning = True
                 return self._grow("reasoning", text)
             case Content(text=text):
                 self.has_answer = True
-                return self._grow("message", text)
+                return self._grow("message", text, scores)
             case CallBegin():
                 self.has_answer = True
                 return self._begin_call(event)
@@ -191,13 +231,15 @@ class ItemWriter:
         if found is None:
             return []
         part = found.part | {"text": "".join(found.texts)}
+        if "logprobs" in part:
+            part["logprobs"] = found.scores
         at = self._at(found.item) | {"content_index": 0}
         told: Fields = {name: part[name] for name in ("text", "logprobs") if name in part}
         events: list[Fields] = [{"type": f"{found.events}.done", **at, **told}]
         events.append(_event("content_part.done", at, part=part))
         return events + self._end(found.item | {"status": status, "content": [part]})
 
-    def _grow(self, kind: str, text: str) -> list[Fields]:
+    def _grow(self, kind: str, text: str, scores: Sequence[Fields] = ()) -> list[Fields]:
         events: list[Fields] = []
         if self._open is None or self._open.item["type"] != kind:
             events = self.close()
@@ -206,7 +248,8 @@ class ItemWriter:
             events += [self._begin(self._open.item), _event("content_part.added", at, part=self._open.part)]
         found = self._open
         found.texts.append(text)
-        more: Fields = {"logprobs": []} if "logprobs" in found.part else {}
+        found.scores += scores
+        more: Fields = {"logprobs": scores} if "logprobs" in found.part else {}
         at = self._at(found.item) | {"content_index": 0}
         return [*events, {"type": f"{found.events}.delta", **at, "delta": text, **more}]
 

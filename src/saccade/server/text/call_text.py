@@ -14,7 +14,7 @@ MAX_HEAD_CHARS = 1024
 _BLANK = r"[ \t\r\n]*"
 # A call up to the brace of its arguments.
 _HEAD = re.compile(
-    r"B\{B\"name\"B:B\"([A-Za-z0-9_.-]{1,64})\"B,B\"(?:arguments|parameters)\"B:B\{".replace("B", _BLANK)
+    r"B\{B\"name\"B:B\"([A-Za-z0-9_.-]{1,128})\"B,B\"(?:arguments|parameters)\"B:B\{".replace("B", _BLANK)
 )
 
 

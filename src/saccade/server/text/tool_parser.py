@@ -3,9 +3,9 @@
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these separated by `;`.
 
 Text that may begin a call is held back. What looked like a call but is not valid JSON with a name and an arguments
-object is returned verbatim as text, except that a call cut off after its name, by the length limit or a stop string
-(`is_cut`), is reported with the arguments so far. In a stream (`is_streamed`) a call is reported as soon as its
-arguments begin. These follow piece by piece as the model writes them, valid or not. Valid calls come out the same
+object is returned verbatim as text, except that a call cut off after its name, by the length limit, a stop string or a
+stop token (`is_cut`), is reported with the arguments so far. In a stream (`is_streamed`) a call is reported as soon as
+its arguments begin. These follow piece by piece as the model writes them, valid or not. Valid calls come out the same
 either way.
 """
 

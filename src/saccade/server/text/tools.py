@@ -10,7 +10,7 @@ from saccade.server.text.call_text import CLOSE, OPEN
 from saccade.server.text.tool_parser import ToolStyle
 from saccade.wire.grammar import Grammar, json_rule
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024  # what forced calls of them may cost is limited by the size of their grammar
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
