@@ -75,6 +75,10 @@ def test_kernels_are_compiled_into_a_temporary_folder_where_none_can_be_kept(
         assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
         use_private_kernel_cache()
         assert os.environ[TRITON_CACHE] == str(folder), "and it stays the same"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    monkeypatch.setenv(TRITON_CACHE, "")
+    with pytest.raises(ConfigError, match=r"none can be written \(TMPDIR, TRITON_CACHE_DIR\)"):
+        use_private_kernel_cache()
 
 
 def test_a_server_refuses_a_folder_for_profiles_before_it_listens(

@@ -65,6 +65,19 @@ def test_the_tightest_group_around_a_service_counts(groups: Path) -> None:
     assert (usable_cores(), available_bytes()) == (2, 0)
 
 
+@pytest.mark.parametrize("text", ["", "max", "-1 -1", "0 0", "100000 0", "1 2 3", "a b", "\xff"])
+def test_what_is_not_understood_is_no_limit(groups: Path, text: str) -> None:
+    """Sandboxes and emulated kernels write such files in their own ways."""
+    machine.OWN_GROUPS.parent.mkdir(exist_ok=True)
+    machine.OWN_GROUPS.write_bytes(b"\xff\n0::/\nx\n9:memory\n")
+    write(groups / "cpu.max", text)
+    limit(groups, text, 0, 5)
+    write(groups / "memory.stat", "inactive_file", "active_file x", text)
+    assert (usable_cores(), available_bytes()) == (64, 100 * GIB)
+    write(machine.MEMORY, "MemAvailable:")
+    assert available_bytes() == 0
+
+
 def test_version_1_has_a_tree_for_each_controller(groups: Path) -> None:
     write(machine.OWN_GROUPS, "9:memory:/docker/seen-from-outside", "4:cpu,cpuacct:/a/b", "1:name=systemd:/", "0::/")
     write(groups / "cpu" / "a" / "cpu.cfs_quota_us", "300000")

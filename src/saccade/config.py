@@ -114,7 +114,12 @@ def use_private_kernel_cache() -> None:
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault(KEEPS_ATTENTION, "1")
     if not _is_there(os.environ.get(TRITON_CACHE)):  # Triton compiles nothing without a folder
-        os.environ[TRITON_CACHE] = tempfile.mkdtemp(prefix="saccade-kernels-")
+        try:
+            os.environ[TRITON_CACHE] = tempfile.mkdtemp(prefix="saccade-kernels-")
+        except OSError:
+            raise ConfigError(
+                f"kernels are compiled into a folder, and none can be written (TMPDIR, {TRITON_CACHE})"
+            ) from None
         atexit.register(shutil.rmtree, os.environ[TRITON_CACHE], ignore_errors=True)
 
 

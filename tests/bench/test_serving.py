@@ -187,6 +187,10 @@ def test_metrics_are_counted_between_two_readings() -> None:
     assert changes == {'a:seconds_sum{model="m"}': 3.0, 'a:seconds_count{model="m"}': 6.0, "a:done_total": 6.0}
 
 
+def test_lines_that_are_no_metrics_are_left_out() -> None:
+    assert parse_metrics("# TYPE a\n# TYPE a gauge x\n# TYPE b gauge\nb nothing\nb 2\n}\n") == ({}, {"b": 2.0})
+
+
 def count_letters(asked: Asked) -> int:
     """A token a letter; a chat template adds ten."""
     if asked.path != "/tokenize":

@@ -83,7 +83,11 @@ def test_kinds_of_values_are_told_apart(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shown", ["value", "value | tojson", "value | string", "'' ~ value", "[value]", "value is number"]
+    "shown",
+    [
+        *("value", "value | tojson", "value | string", "'' ~ value", "[value]", "value is number", "value is float"),
+        "'yes' if value else 'no'",
+    ],
 )
 def test_arguments_of_calls_are_printed_as_in_python(shown: str) -> None:
     """A history with other numbers than the model wrote would not be what it was trained on."""

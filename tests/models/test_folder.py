@@ -23,10 +23,19 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
         calls.append({"name": name, **how})
         if how["revision"] == "gone":
             raise LocalEntryNotFoundError("no")
+        if how["revision"] == "broken":
+            raise RuntimeError("Data processing error: the connection was reset")
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return calls
+
+
+def test_an_error_of_a_transfer_is_not_taken_for_a_missing_home(asked: list[dict[str, Any]]) -> None:
+    """The hub's package for large files raises RuntimeError, as pathlib does for a user without a home."""
+    with pytest.raises(ConfigError, match=r"check the name, the network and the disk") as caught:
+        find_folder("org/name", revision="broken")
+    assert "HF_HOME" not in str(caught.value)
 
 
 def test_revision_and_download_folder_are_passed_to_the_hub(asked: list[dict[str, Any]], tmp_path: Path) -> None:

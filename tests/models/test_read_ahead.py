@@ -125,6 +125,13 @@ def test_an_error_of_the_map_ends_the_readers(tmp_path: Path) -> None:
         list(SafetensorsFolder.open(tmp_path).tensors())
 
 
+def test_a_file_that_is_gone_is_an_error_of_the_map(tmp_path: Path) -> None:
+    """The hub's cache has links, and what they point to may have been deleted."""
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "deleted")
+    with pytest.raises(ConfigError, match=r"a\.safetensors cannot be read .*download it again"):
+        list(SafetensorsFolder.open(tmp_path).tensors())
+
+
 def test_a_loader_that_stops_in_the_middle_ends_the_readers(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1000), "b": torch.zeros(1000)}, tmp_path / "a.safetensors")
     tensors = SafetensorsFolder.open(tmp_path).tensors()

@@ -348,6 +348,9 @@ def test_items_of_stored_answers_can_be_referred_to(serve: Serve) -> None:
     for key, reference in (("b", references[0]), ("a", {"type": "item_reference", "id": "msg_1"})):
         refusal = ask([user, reference], key)
         assert refusal.status == 404 and refusal.json["error"]["param"] == "input[1]"
+    twice = ask([user, *references, references[0]])
+    assert twice.status == 400 and twice.json["error"]["param"] == f"input[{len(references) + 1}]"
+    assert "input[1]" in twice.json["error"]["message"]
 
 
 def test_a_stored_conversation_can_be_continued(serve: Serve) -> None:
@@ -515,6 +518,7 @@ def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_in_the_store
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"tools": [{"type": "file_search"}]}, "tools[0]"),
+        ({"tools": [{"type": ["function"]}]}, "tools[0]"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0]"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0]"),

@@ -98,9 +98,9 @@ def build_engine(  # noqa: PLR0913
     folder, device = Path(folder), device_named(settings.device)
     if settings.shadow and settings.shadow_dir:
         writable_folder(settings.shadow_dir, "--shadow-dir")  # before the weights are loaded
-    eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
+    eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
     if is_slow_by_default(settings, device, config):
         log.warning(
             "the checkpoint is in float32, and so the model runs: twice the memory of bfloat16, and slower "

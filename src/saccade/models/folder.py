@@ -96,6 +96,6 @@ def _reason(error: Exception) -> str:
         case errors.LocalEntryNotFoundError():
             cause = type(error.__cause__ or error).__name__
             return f"the hub cannot be reached ({cause}); check the network, or give a local folder"
-        case RuntimeError():  # pathlib's, for a user without a home
+        case RuntimeError() if "home directory" in str(error):  # pathlib's, for a user without one
             return f"{error} Set HF_HOME to a folder that this user can write to"
     return f"{type(error).__name__}; check the name, the network and the disk, or give a local folder"

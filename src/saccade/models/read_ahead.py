@@ -87,7 +87,10 @@ class ReadAhead:
 def pieces(files: Sequence[Path]) -> Iterator[Piece]:
     position = 0
     for file in files:
-        size = file.stat().st_size
+        try:
+            size = file.stat().st_size
+        except OSError:
+            continue
         for start in range(0, size, PIECE_BYTES):
             yield Piece(file, start, min(PIECE_BYTES, size - start), position + start)
         position += size

@@ -13,9 +13,9 @@ def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
     grown: dict[str, float] = {}
     gauges: dict[str, float] = {}
     for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(maxsplit=3)
-            kinds[name] = kind
+        match line.split():
+            case ["#", "TYPE", name, kind]:
+                kinds[name] = kind
         if (match := SAMPLE_LINE.match(line)) is None or match[1].endswith(("_bucket", "_created")):
             continue
         family = re.sub(r"_(total|sum|count)$", "", match[1])

@@ -29,9 +29,13 @@ class RefusalError(Exception):
 
 @dataclass(frozen=True)
 class ExactFloat:
-    """A float that prints as in Python. minijinja would print 1e-07 as 0.0000001, and give 2.0 to a filter as 2."""
+    """A float that prints as in Python. minijinja would print 1e-07 as 0.0000001, and give 2.0 to a filter as 2. To
+    minijinja it is no number: it is true or false like one, but cannot be compared with one or calculated with."""
 
     value: float
+
+    def __bool__(self) -> bool:
+        return self.value != 0
 
     def __str__(self) -> str:
         return repr(self.value)
@@ -72,7 +76,7 @@ def compile_template(source: str) -> minijinja.Environment:
         auto_escape_callback=lambda name: False,
         pycompat=True,
         filters={"tojson": _to_json, "length": _length, "count": _length, "items": _items},
-        tests={"iterable": _is_iterable, "sequence": _is_sequence, "number": _is_number},
+        tests={"iterable": _is_iterable, "sequence": _is_sequence, "number": _is_number, "float": _is_float},
         globals={"raise_exception": _raise_exception, "strftime_now": lambda pattern: datetime.now().strftime(pattern)},
     )
     source = _RAW_TAG.sub(r"\1+%}", _LINE_END.sub("\n", source))
@@ -106,6 +110,10 @@ def _is_sequence(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | ExactFloat)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float | ExactFloat)
 
 
 def _to_json(

@@ -37,12 +37,12 @@ def model_name(name: str, namespace: Any) -> str:
 
 
 def kept_tools(tools: Tools) -> list[dict[str, Any]]:
-    return [tool for tool in tools or () if tool.get("type") not in LEFT_OUT]
+    return [tool for tool in tools or () if not _is_left_out(tool)]
 
 
 def left_out(tools: Tools) -> tuple[str, ...]:
     """The types of the tools that are left out, as ignored fields."""
-    return tuple(f"tools.{tool['type']}" for tool in tools or () if tool.get("type") in LEFT_OUT)
+    return tuple(f"tools.{tool['type']}" for tool in tools or () if _is_left_out(tool))
 
 
 def read_tools(tools: Tools) -> ReadTools:
@@ -51,7 +51,7 @@ def read_tools(tools: Tools) -> ReadTools:
         at = f"tools[{i}]"
         if tool.get("type") == "namespace":
             _add_namespace(read, tool, at)
-        elif tool.get("type") not in LEFT_OUT:
+        elif not _is_left_out(tool):
             _add(read, _function(tool, at), at)
     return read
 
@@ -64,6 +64,11 @@ def tool_choice(choice: Any) -> Any:
         raise unsupported(f"type {kind} is not supported; use none, auto, required or a function", "tool_choice")
     name = choice.get("name")
     return {"name": model_name(name, choice.get("namespace")) if isinstance(name, str) else name}
+
+
+def _is_left_out(tool: dict[str, Any]) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind in LEFT_OUT
 
 
 def _add_namespace(read: ReadTools, tool: dict[str, Any], at: str) -> None:

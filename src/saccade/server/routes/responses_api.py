@@ -1,5 +1,6 @@
 """POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API over chat completions."""
 
+from collections import Counter
 from typing import Any
 
 from starlette.responses import Response
@@ -50,9 +51,17 @@ class ResponsesRoute(TranslatedRoute):
         return chat, (*ignored, *left_out(asked.tools))
 
     def _with_referenced(self, exchange: HttpExchange, asked: ResponsesRequest) -> ResponsesRequest:
-        """The request with items of earlier answers in place of references to them."""
-        if isinstance(asked.input, str) or not any(map(_reference, asked.input)):
+        """The request with items of earlier answers in place of references to them. One may come once: many short
+        references to a long item would make a prompt larger than any body may be."""
+        references = [] if isinstance(asked.input, str) else [*map(_reference, asked.input)]
+        counts = Counter(filter(None, references))
+        if not counts:
             return asked
+        name, count = counts.most_common(1)[0]
+        if count > 1:
+            first = references.index(name)
+            at = f"input[{references.index(name, first + 1)}]"
+            raise RequestError(f"{at} refers to the same item as input[{first}]", param=at, code="duplicate_item")
         items = [
             item if (found := _reference(item)) is None else self._item(exchange, found, f"input[{i}]")
             for i, item in enumerate(asked.input)
