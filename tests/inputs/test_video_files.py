@@ -1,6 +1,7 @@
 """From a video file to the frames, times and tokens of a prompt. The colour of a frame tells its place."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -31,10 +32,16 @@ def shade(index: int, count: int) -> npt.NDArray[np.uint8]:
 
 
 def video_file(
-    times: Sequence[int], rate: int = 10, *, form: str = "matroska", codec: str = "mpeg4", still: int = 0
+    times: Sequence[int],
+    rate: int = 10,
+    *,
+    form: str = "matroska",
+    codec: str = "mpeg4",
+    still: int = 0,
+    corner: bool = False,
 ) -> bytes:
     """A frame at each of the times, in units of 1 / rate. With `still`, the first stream is a picture of that size, and
-    players show the second."""
+    players show the second. With `corner`, the left upper corner is darker, above more than on the left."""
     file = BytesIO()
     with av.open(file, mode="w", format=form) as container:
         if still:
@@ -48,7 +55,9 @@ def video_file(
             frame = av.VideoFrame.from_ndarray(np.full((still, still, 3), 255, np.uint8), format="rgb24")
             container.mux([*picture.encode(frame), *picture.encode()])
         for index, time in enumerate(times):
-            frame = av.VideoFrame.from_ndarray(shade(index, len(times)), format="rgb24")
+            pixels = shade(index, len(times)) + np.uint8(40 if corner else 0)
+            pixels[: 4 * corner, : 16 * corner] = 0
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = time, Fraction(1, rate)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
@@ -141,3 +150,27 @@ def test_frames_before_a_broken_packet_are_not_lost_in_the_decoder() -> None:
     frames, _, _ = decode_video(bytes(data), LIMITS)
     before = sum(pts < packets[15][1] for _, pts in packets[:15])
     assert len(frames) >= before
+
+
+UPRIGHT: dict[tuple[int, int, int, int], Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]] = {
+    (1, 0, 0, 1): lambda pixels: pixels,
+    (0, 1, -1, 0): lambda pixels: np.rot90(pixels, -1),  # a phone held upright
+    (-1, 0, 0, -1): lambda pixels: np.rot90(pixels, 2),
+    (0, -1, 1, 0): np.rot90,
+    (-1, 0, 0, 1): np.fliplr,  # a mirror
+    (1, 0, 0, -1): np.flipud,
+    (0, 1, 1, 0): lambda pixels: pixels.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("turn", UPRIGHT)
+def test_frames_are_turned_and_mirrored_as_the_file_says(turn: tuple[int, int, int, int]) -> None:
+    data = bytearray(video_file(range(2), form="mp4", corner=True))
+    plain, _, _ = decode_video(bytes(data), LIMITS)
+    struct.pack_into(
+        ">9i", data, data.index(b"tkhd") + 44, *[n << 16 for n in (*turn[:2], 0, *turn[2:], 0, 0, 0)], 1 << 30
+    )
+    turned, _, _ = decode_video(bytes(data), LIMITS)
+    assert all(np.array_equal(found, UPRIGHT[turn](frame)) for found, frame in zip(turned, plain, strict=True))
+    assert len({UPRIGHT[other](plain[0]).tobytes() for other in UPRIGHT}) == 8, "no two are alike"

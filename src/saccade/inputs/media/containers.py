@@ -5,6 +5,7 @@ common codecs are decoded. The sizes of all frames, and the cost of the scans in
 decoder runs. Memory never holds more frames than the limits allow: of a file whose frames are sampled, the packets are
 counted first and only the sampled frames kept; other long videos are thinned evenly while decoding."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -202,8 +203,18 @@ def _decode(container: Any, stream: Any, kept: _Kept) -> None:
     for frame in _frames(container, stream):
         check_size(frame.height, frame.width, kept.limits)
         if kept.wants_next(frame.height, frame.width):
-            pixels = frame.to_ndarray(format="rgb24")
-            kept.frames.append(np.rot90(pixels, round(frame.rotation / 90)) if frame.rotation else pixels)
+            kept.frames.append(_upright(frame.to_ndarray(format="rgb24"), frame))
+
+
+def _upright(pixels: Pixels, frame: Any) -> Pixels:
+    """A view turned by quarters and mirrored as the file says: its matrix takes (x, y) to (ax + cy, bx + dy)."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return pixels
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
+    if abs(b) > abs(a):
+        pixels, a, d = pixels.swapaxes(0, 1), c, b
+    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
