@@ -17,7 +17,7 @@ from saccade.inputs.media import containers
 from saccade.inputs.media.containers import FRAME_BYTES, decode_video
 from saccade.inputs.media.images import SCRATCH_BYTES, ImageLimits
 from saccade.inputs.media.sampling import Sample
-from saccade.inputs.media.timing import read_timing
+from saccade.inputs.media.timing import Shown, read_times
 from saccade.inputs.media.videos import Video
 from saccade.inputs.media_settings import read_video_settings
 from saccade.inputs.processor import Processor
@@ -111,28 +111,31 @@ def test_limits_reduce_the_frames_that_are_sampled(folders: dict[str, Path]) -> 
     assert plan.frames == (0, 16, 33, 49, 65, 82, 98, 98) and plan.timestamps[-1] == pytest.approx(9.8)
 
 
-@pytest.mark.parametrize("wrong", [-20, 7, 400])
+@pytest.mark.parametrize("name", ["fewer", "hidden", "many"])
 def test_files_with_more_or_fewer_frames_than_packets_are_sampled_to_their_end(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, wrong: int
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """VP8 has packets that only help to decode others."""
     data, settings = video_file(range(60)), read_video_settings(folders["qwen3_vl"])
     expected = decode_video(data, LIMITS, settings=settings)
+    every = decode_video(data, LIMITS)
 
-    def miscount(*args: Any) -> tuple[int, float | None]:
-        count, fps = read_timing(*args)
-        return count + wrong, fps
+    def miscount(*args: Any) -> list[Shown]:
+        times = read_times(*args)
+        return {"fewer": times[:-20], "hidden": [*times, *times[::6]], "many": times * 7}[name]
 
-    monkeypatch.setattr(containers, "read_timing", miscount)
+    monkeypatch.setattr(containers, "read_times", miscount)
     frames, fps, sample = decode_video(data, LIMITS, settings=settings)
     assert sample == expected[2] and sample is not None and (sample.frames[-1], sample.num_frames) == (59, 60)
     assert np.array_equal(frames, expected[0]) and fps == 10
+    assert decode_video(data, LIMITS)[1:] == every[1:] == (10, None)
 
 
 def test_two_passes_hold_the_memory_of_one(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     data, settings = video_file(range(60)), read_video_settings(folders["qwen3_vl"])
     allowance = Allowance(hold=held.append)
-    monkeypatch.setattr(containers, "read_timing", lambda *_: (61, 10.0))
+    monkeypatch.setattr(containers, "read_times", lambda *_: [(100 * i, 100) for i in range(61)])
     frames, _, sample = decode_video(data, LIMITS, allowance, settings=settings)
     assert isinstance(sample, Sample) and len(frames) == 12
     assert sum(held) == (SCRATCH_BYTES + FRAME_BYTES * 12) * 32 * 16

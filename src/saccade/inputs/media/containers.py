@@ -31,7 +31,7 @@ from saccade.inputs.media.images import (
 )
 from saccade.inputs.media.jpeg import count_visits, read_frame
 from saccade.inputs.media.sampling import Sample, sample_frames
-from saccade.inputs.media.timing import read_timing
+from saccade.inputs.media.timing import Shown, find_rate, read_times
 from saccade.models.media import VideoSettings
 
 MAX_DECODED_FRAMES = 100_000
@@ -160,7 +160,7 @@ def _read_animation(data: bytes, header: Header, kept: _Kept) -> None:
 
 
 def _read_container(data: bytes, demuxer: str, kept: _Kept, settings: VideoSettings | None) -> None:
-    """A file that has fewer or more frames than packets, such as a damaged one, is decoded again to sample all."""
+    """A file that has fewer or more frames than packets, such as a damaged one, is decoded again to sample those."""
     try:
         import av
     except ImportError:
@@ -172,16 +172,21 @@ def _read_container(data: bytes, demuxer: str, kept: _Kept, settings: VideoSetti
         height, width = stream.codec_context.height, stream.codec_context.width
         kept.begin(height, width)
         most = kept.most(height, width)
-        num_frames, kept.fps = read_timing(container, stream, MAX_DECODED_FRAMES)
-    if num_frames > MAX_DECODED_FRAMES:
+        stated, time_base = stream.average_rate, stream.time_base
+        times = read_times(container, stream, MAX_DECODED_FRAMES)
+    if len(times) > MAX_DECODED_FRAMES:
         raise _too_long()
     for _ in range(2):
-        kept.choose(num_frames, most, settings)
+        kept.fps = find_rate(times, stated, time_base)
+        kept.choose(len(times), most, settings)
         with av.open(BytesIO(data), mode="r", format=demuxer) as container:
-            _decode(container, _video_stream(container), kept)
-        if kept.wanted is None or kept.num_seen == num_frames:
+            decoded = _decode(container, _video_stream(container), kept)
+        if len(decoded) == len(times):
             return
-        num_frames = kept.num_seen
+        times = decoded
+        if kept.wanted is None:
+            kept.fps = find_rate(times, stated, time_base)
+            return
 
 
 def _video_stream(container: Any) -> Any:
@@ -195,15 +200,19 @@ def _video_stream(container: Any) -> Any:
     return stream
 
 
-def _decode(container: Any, stream: Any, kept: _Kept) -> None:
+def _decode(container: Any, stream: Any, kept: _Kept) -> list[Shown]:
+    """When the frames are shown; the wanted ones are kept."""
     context = stream.codec_context
     context.thread_count = 2
+    times: list[Shown] = []
     # With this limit FFmpeg allocates nothing for a larger frame anywhere in the stream.
     context.options = {"max_pixels": str((context.height + ROUNDING) * (context.width + ROUNDING))}
     for frame in _frames(container, stream):
         check_size(frame.height, frame.width, kept.limits)
+        times.append((frame.pts, frame.duration or 0))
         if kept.wants_next(frame.height, frame.width):
             kept.frames.append(_upright(frame.to_ndarray(format="rgb24"), frame))
+    return times
 
 
 def _upright(pixels: Pixels, frame: Any) -> Pixels:
