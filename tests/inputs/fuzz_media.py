@@ -178,7 +178,7 @@ def check_decoders(case: Case, pool: MediaPool) -> None:
     video = _refused(lambda: pool.video(case.data, LIMITS, ANYTHING))
     if video is None:
         return
-    frames, fps = video
+    frames, fps, _ = video
     if len(frames) > LIMITS.max_frames or frames[..., 0].size > LIMITS.max_video_pixels or not (fps is None or fps > 0):
         raise FoundError(f"a video of shape {frames.shape} at {fps}")
 

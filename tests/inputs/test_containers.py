@@ -107,7 +107,7 @@ class TestBothKinds:
 def test_frames_larger_than_a_video_claims_are_not_decoded() -> None:
     """FFmpeg itself refuses the larger frames, so no memory is held or allocated for them."""
     held: list[int] = []
-    frames, _ = decode_video(video_file([(64, 64), (1280, 1280)]), LIMITS, Allowance(hold=held.append))
+    frames, _, _ = decode_video(video_file([(64, 64), (1280, 1280)]), LIMITS, Allowance(hold=held.append))
     assert frames.shape[1:] == (64, 64, 3) and max(held) == SCRATCH_BYTES * 64 * 64
 
 

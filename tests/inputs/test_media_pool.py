@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -22,10 +24,14 @@ from saccade.inputs.media import jpeg, media_pool
 from saccade.inputs.media.headers import read_header
 from saccade.inputs.media.images import ImageLimits, decode_image, load_image, measure_image
 from saccade.inputs.media.jpeg import count_visits, is_cheap, is_plain
-from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.media.media_pool import MediaPool, _read
+from saccade.inputs.media.media_process import MediaResult
+from saccade.inputs.media.sampling import Sample
 from saccade.inputs.media.videos import Video, load_video
+from saccade.inputs.media_settings import read_video_settings
 from saccade.jobs.packets import resident_bytes
 from saccade.jobs.pool import SMALL_S
+from saccade.jobs.pool_process import JobOutput, ProcessLostError
 from tests.child_processes import gone
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 
@@ -107,8 +113,33 @@ class TestPixels:
         avi = motion_jpeg([picture(64, 48)] * 5, 64, 48)
         jpegs = [picture(32, 16)] * 3
         for source in (gif, avi, jpegs, Video(jpegs, 2.0), picture(32, 16, "PNG")):
-            (found, fps), (expected, rate) = pool.video(source, LIMITS, ANYTHING), load_video(source, LIMITS)
+            (found, fps, _), (expected, rate, _) = pool.video(source, LIMITS, ANYTHING), load_video(source, LIMITS)
             assert np.array_equal(found, expected) and fps == rate
+
+    def test_a_file_is_sampled_as_without_a_process(self, pool: MediaPool, folders: dict[str, Path]) -> None:
+        pytest.importorskip("av")
+        settings = read_video_settings(folders["qwen3_vl"])
+        avi = motion_jpeg([picture(32, 16)] * 40, 32, 16)
+        frames, fps, sample = pool.video(avi, LIMITS, ANYTHING, settings)
+        expected, rate, ours = load_video(avi, LIMITS, settings=settings)
+        assert np.array_equal(frames, expected) and fps == rate
+        assert sample == ours and sample is not None and sample.num_frames == 40 > len(frames)
+
+    @pytest.mark.parametrize(
+        "indices, num_frames",
+        [((0, 3), 9), ((0, 3, 2), 9), ((0, 0, 3), 9), ((-1, 0, 1), 9), ((0, 1, 9), 9), ((0, 1, 2), 10**6)],
+    )
+    def test_a_sample_that_does_not_match_its_frames_is_not_believed(
+        self, indices: tuple[int, ...], num_frames: int
+    ) -> None:
+        pixels = np.zeros(3 * 2 * 2 * 3, np.uint8)
+        for sample in (Sample((0, 1, 8), 9), Sample(indices, num_frames)):
+            words = msgspec.msgpack.encode(MediaResult((3, 2, 2, 3), 2.0, sample))
+            if sample.frames == (0, 1, 8):
+                assert _read(JobOutput(words, pixels), is_video=True)[2] == sample
+                continue
+            with pytest.raises(ProcessLostError, match="does not match"):
+                _read(JobOutput(words, pixels), is_video=True)
 
     def test_frames_are_held_as_without_a_process(self, pool: MediaPool) -> None:
         gif = growing_gif([(32, 32)] * 5)

@@ -16,8 +16,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference_video_resize
 
 from saccade.errors import ConfigError, RequestError
+from saccade.inputs.media.sampling import sample_frames
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings, read_video_settings
-from saccade.inputs.plans import plan_image, plan_video, sample_frames, smart_resize, smart_resize_video
+from saccade.inputs.plans import plan_image, plan_video, smart_resize, smart_resize_video
 from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles
 

@@ -72,6 +72,13 @@ def test_fractional_time_steps_are_truncated_after_multiplying() -> None:
     assert mrope_positions(5, [FeatureRows(0, (5, 1, 1), 1.5)])[0].tolist() == [0, 1, 3, 4, 6]
 
 
+def test_time_steps_just_below_a_whole_number_are_not_truncated() -> None:
+    """14 of 25 frames in 7 s are 2 a second, and 4 of 13 at 10 a second 0.65 s a step, but not in float64."""
+    for interval, steps in [(2 * 2 / (14 / 25 * (25 / 7)), [0, 2, 4]), (2 * 2 / (4 / 13 * 10), [0, 1, 2])]:
+        assert mrope_positions(3, [FeatureRows(0, (3, 1, 1), interval)])[0].tolist() == steps
+    assert mrope_positions(11, [FeatureRows(0, (11, 1, 1), 2 * 2 / (4 / 13 * 10))])[0, 10] == 13
+
+
 def test_text_counts_in_all_rows() -> None:
     assert (mrope_positions(9, []) == text_positions(9)).all()
     assert (text_positions(4) == np.arange(4)).all() and text_positions(4).shape == (3, 4)

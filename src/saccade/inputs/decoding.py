@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
+
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.measuring import Sized
 from saccade.inputs.media.images import ImageLimits, Pixels, decode_image
 from saccade.inputs.media.media_pool import MediaPool
+from saccade.inputs.media.sampling import Sample
 from saccade.inputs.media.videos import load_video
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import MediaPlan, plan_image, plan_video
 from saccade.inputs.text.chat_messages import MediaRef
-from saccade.models.media import ImageSettings
+from saccade.models.media import ImageSettings, VideoSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,24 @@ class MediaDecoder:
         if isinstance(item.settings, ImageSettings):
             return self._decode_image(item, item.settings, allowance)
         with item.ref.named_in_errors():
-            load = load_video if self.pool is None else self.pool.video
-            frames, fps = load(item.ref.source, self.limits, allowance)
-        plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or item.ref.fps, item.settings)
-        chosen = frames[list(plan.frames)]
+            frames, fps, sample = self._load_video(item, item.settings, allowance)
+        num_frames, height, width = frames.shape[:3]
+        fps = fps or item.ref.fps
+        if sample is None:
+            plan = plan_video(num_frames, height, width, fps, item.settings)
+            chosen = frames[list(plan.frames)]
+        else:
+            plan = plan_video(sample.num_frames, height, width, fps, item.settings, sample.frames)
+            chosen = frames[np.searchsorted(sample.frames, plan.frames)]
         chosen.flags.writeable = False
         return chosen, plan
+
+    def _load_video(
+        self, item: Sized, settings: VideoSettings, allowance: Allowance
+    ) -> tuple[Pixels, float | None, Sample | None]:
+        if self.pool is None:
+            return load_video(item.ref.source, self.limits, allowance, settings=settings)
+        return self.pool.video(item.ref.source, self.limits, allowance, settings)
 
     def _decode_image(self, item: Sized, settings: ImageSettings, allowance: Allowance) -> tuple[Pixels, MediaPlan]:
         assert item.image is not None, "images are measured"

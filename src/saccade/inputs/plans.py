@@ -5,9 +5,8 @@ transformers for every size."""
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from saccade.errors import RequestError
+from saccade.inputs.media.sampling import sample_frames
 from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_ASPECT = 200
@@ -42,9 +41,17 @@ def plan_image(height: int, width: int, settings: ImageSettings) -> MediaPlan:
     return MediaPlan(size, grid, num_patches, num_patches // settings.merge**2)
 
 
-def plan_video(num_frames: int, height: int, width: int, fps: float | None, settings: VideoSettings) -> MediaPlan:
+def plan_video(
+    num_frames: int,
+    height: int,
+    width: int,
+    fps: float | None,
+    settings: VideoSettings,
+    sampled: tuple[int, ...] | None = None,
+) -> MediaPlan:
+    """`sampled` are the frames to use, if they are chosen already."""
     rate = _DEFAULT_FPS if fps is None else fps
-    frames = sample_frames(num_frames, rate, settings)
+    frames = sample_frames(num_frames, rate, settings) if sampled is None else sampled
     size = _video_size(len(frames), height, width, settings)
     padded = frames + frames[-1:] * (-len(frames) % settings.temporal_patch)
     grid = (len(padded) // settings.temporal_patch, size[0] // settings.patch, size[1] // settings.patch)
@@ -76,17 +83,6 @@ def smart_resize_video(
     _check_aspect(height, width)
     rounded = round(num_frames / temporal) * temporal
     return _fit(height, width, num_frames, rounded, factor, min_pixels, max_pixels)
-
-
-def sample_frames(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
-    if not settings.is_sampled:
-        if num_frames > settings.max_frames:
-            message = f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames"
-            raise RequestError(message, code="video_too_long")
-        return tuple(range(num_frames))
-    if settings.budget == "video":
-        return _sample_evenly(num_frames, fps, settings)
-    return _sample_by_step(num_frames, fps, settings)
 
 
 def _fit(
@@ -121,33 +117,6 @@ def _video_size(num_frames: int, height: int, width: int, settings: VideoSetting
     return smart_resize_video(
         frames, height, width, temporal=settings.temporal_patch, factor=factor, min_pixels=low, max_pixels=high
     )
-
-
-def _sample_evenly(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
-    """Evenly spaced from the first frame to the last (Qwen3-VL)."""
-    wanted = settings.num_frames
-    if wanted is None:
-        wanted = num_frames if settings.fps is None else int(num_frames / fps * settings.fps)
-        wanted = max(wanted, settings.min_frames)
-    wanted = max(1, min(wanted, settings.max_frames, num_frames))
-    return tuple(np.linspace(0, num_frames - 1, wanted).round().astype(int).tolist())
-
-
-def _sample_by_step(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
-    """A multiple of the temporal patch, at constant steps from the first frame (Qwen2.5-VL)."""
-    unit = settings.temporal_patch
-    most = min(settings.max_frames, num_frames) // unit * unit
-    if settings.num_frames is not None:
-        wanted = min(round(settings.num_frames / unit) * unit, most)
-    elif settings.fps is not None:
-        wanted = math.floor(min(max(num_frames / fps * settings.fps, settings.min_frames), most) / unit) * unit
-    else:
-        wanted = most
-    if wanted < unit:
-        return tuple(range(min(num_frames, settings.max_frames)))
-    # float32 before truncation, like torch.arange: 2.9999999 is frame 3.
-    steps = np.arange(0, num_frames, num_frames / wanted).astype(np.float32).astype(int)
-    return tuple(np.minimum(steps, num_frames - 1).tolist())
 
 
 def _timestamps(frames: tuple[int, ...], fps: float, unit: int) -> tuple[float, ...]:

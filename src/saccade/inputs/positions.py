@@ -35,14 +35,15 @@ def mrope_positions(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
     """Time, row and column of every token. Blocks are in order and do not overlap. Text counts up in all three rows. A
     block's grid starts at the current position, and the text after it continues from the larger of its height and
     width, as in transformers: time steps do not push that text back. A time step is multiplied by the interval before
-    it is truncated, so that time advances even if the interval is below one."""
+    it is truncated, so that time advances even if the interval is below one: in float32, as in transformers, where an
+    interval that rounding errors put just below a whole number is whole."""
     positions = np.empty((3, num_tokens), dtype=np.int32)
     at = position = 0
     for block in blocks:
         position = _fill_text(positions, at, block.offset, position)
         at = block.offset + block.length
         grid = np.indices(block.grid_thw, dtype=np.int32).reshape(3, -1)
-        grid[0] = np.floor(grid[0] * block.interval)
+        grid[0] = np.floor(grid[0].astype(np.float32) * np.float32(block.interval))
         positions[:, block.offset : at] = grid + position
         position += max(block.grid_thw[1:])
     _fill_text(positions, at, num_tokens, position)

@@ -5,6 +5,7 @@ back takes 2 ms, more than decoding (1.5 ms). A JPEG is cheap if its headers pro
 ms, whatever its data (see `is_cheap`). All other files go to the pool, because their cost is large or unknown."""
 
 import math
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.media.animations import measure_animation
-from saccade.inputs.media.containers import MAX_DECODE_S
+from saccade.inputs.media.containers import MAX_DECODE_S, MAX_DECODED_FRAMES
 from saccade.inputs.media.headers import read_header
 from saccade.inputs.media.images import (
     PIXEL_BYTES,
@@ -24,10 +25,12 @@ from saccade.inputs.media.images import (
 )
 from saccade.inputs.media.jpeg import is_cheap
 from saccade.inputs.media.media_process import MediaJob, MediaResult
+from saccade.inputs.media.sampling import Sample
 from saccade.inputs.media.videos import load_video, read_video
 from saccade.jobs.pool import Pool, PoolClosedError
 from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
 from saccade.machine import usable_cores
+from saccade.models.media import VideoSettings
 
 MODULE = "saccade.inputs.media.media_process"
 MAX_PROCESSES = 8
@@ -65,14 +68,16 @@ class MediaPool:
             max_output_bytes=PIXEL_BYTES * measured.num_pixels,
         )
         job = MediaJob(False, [], None, limits)
-        pixels, _ = self._run("image", job, (data,), bounds, cost_s, allowance)
+        pixels, _, _ = self._run("image", job, (data,), bounds, cost_s, allowance)
         return pixels
 
-    def video(self, source: Any, limits: ImageLimits, allowance: Allowance) -> tuple[Pixels, float | None]:
+    def video(
+        self, source: Any, limits: ImageLimits, allowance: Allowance, settings: VideoSettings | None = None
+    ) -> tuple[Pixels, float | None, Sample | None]:
         """Like `load_video`. A source that is neither a file nor a list of files is read in this process."""
         video = read_video(source, limits)
         if isinstance(video, bytes):
-            job, data = MediaJob(True, [], None, limits), (video,)
+            job, data = MediaJob(True, [], None, limits, settings), (video,)
         elif isinstance(frames := video.frames, list) and frames and all(isinstance(frame, bytes) for frame in frames):
             job, data = MediaJob(True, list(map(len, frames)), video.fps, limits), tuple(frames)
         else:
@@ -95,7 +100,7 @@ class MediaPool:
         bounds: JobLimits,
         cost_s: float,
         allowance: Allowance,
-    ) -> tuple[Pixels, float | None]:
+    ) -> tuple[Pixels, float | None, Sample | None]:
         words = msgspec.msgpack.encode(job)
         try:
             with allowance.waiting():
@@ -129,18 +134,25 @@ def _known_pixels(data: bytes, num_frames: int) -> int | None:
     return max(found.num_frames, 1) * found.height * found.width
 
 
-def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
+def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None, Sample | None]:
     """Checks the process's reply like any other input, because the process works on untrusted data."""
     try:
         result = msgspec.msgpack.decode(output.words, type=MediaResult)
     except msgspec.MsgspecError:
         raise ProcessLostError("its reply cannot be decoded") from None
-    shape, fps = result.shape, result.fps
+    shape, fps, sample = result.shape, result.fps, result.sample
     if fps is not None and not 0 < fps < math.inf:
         raise ProcessLostError(f"its rate is {fps}")
     if len(shape) != 3 + is_video or shape[-1] != 3 or min(shape) < 1 or math.prod(shape) != len(output.data):
         raise ProcessLostError(f"its result has the shape {shape}")
-    return output.data.reshape(shape), fps
+    if sample is not None and not _is_of(sample, shape[0]):
+        raise ProcessLostError("its sample does not match its frames")
+    return output.data.reshape(shape), fps, sample
+
+
+def _is_of(sample: Sample, num_decoded: int) -> bool:
+    ends = (-1, *sample.frames, sample.num_frames, MAX_DECODED_FRAMES + 1)
+    return len(sample.frames) == num_decoded and all(a < b for a, b in pairwise(ends))
 
 
 def _refuse(kind: str, error: JobKilledError) -> NoReturn:

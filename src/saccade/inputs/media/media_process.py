@@ -10,8 +10,10 @@ import msgspec
 
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.media.images import ImageLimits, decode_image, measure_image
+from saccade.inputs.media.sampling import Sample
 from saccade.inputs.media.videos import Video, load_video
 from saccade.jobs.job_process import Desk, main
+from saccade.models.media import VideoSettings
 
 
 class MediaJob(msgspec.Struct, frozen=True):
@@ -21,11 +23,13 @@ class MediaJob(msgspec.Struct, frozen=True):
     sizes: list[int]  # bytes of each frame's file; empty for an image or video file
     fps: float | None
     limits: ImageLimits
+    settings: VideoSettings | None = None
 
 
 class MediaResult(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     fps: float | None
+    sample: Sample | None = None
 
 
 def work(words: bytes, data: bytes, desk: Desk) -> bytes:
@@ -34,8 +38,8 @@ def work(words: bytes, data: bytes, desk: Desk) -> bytes:
         result = MediaResult(decode_image(measure_image(data, job.limits), desk.array).shape, None)
     else:
         video = Video(_split(data, job.sizes), job.fps) if job.sizes else data
-        frames, fps = load_video(video, job.limits, Allowance(hold=desk.hold), desk.array)
-        result = MediaResult(frames.shape, fps)
+        frames, fps, sample = load_video(video, job.limits, Allowance(hold=desk.hold), desk.array, job.settings)
+        result = MediaResult(frames.shape, fps, sample)
     return msgspec.msgpack.encode(result)
 
 

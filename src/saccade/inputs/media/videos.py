@@ -26,6 +26,8 @@ from saccade.inputs.media.images import (
     read_data_url,
     too_large,
 )
+from saccade.inputs.media.sampling import Sample
+from saccade.models.media import VideoSettings
 
 _SIZES = "all frames of a video must have the same size"
 
@@ -46,14 +48,17 @@ def load_video(
     limits: ImageLimits,
     allowance: Allowance = ANYTHING,
     new: NewPixels = new_pixels,
-) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. Bytes and paths are video files; a string is a data URL (see `read_video_url`). A video array is
-    returned as it is; otherwise the frames are in the array that the last call of `new` returned."""
-    found = read_video(video, limits)
+    settings: VideoSettings | None = None,
+) -> tuple[npt.NDArray[np.uint8], float | None, Sample | None]:
+    """Frames and rate, and which frames they are if `settings` sampled them from a file. Bytes and paths are video
+    files; a string is a data URL (see `read_video_url`). A video array is returned as it is; otherwise the frames are
+    in the array that the last call of `new` returned."""
+    found, sample = read_video(video, limits), None
     if isinstance(found, bytes):
-        found = Video(*decode_video(found, limits, allowance, new))
+        frames, fps, sample = decode_video(found, limits, allowance, new, settings)
+        found = Video(frames, fps)
     _check_fps(found.fps)
-    return _load_frames(found.frames, limits, allowance, new), found.fps
+    return _load_frames(found.frames, limits, allowance, new), found.fps, sample
 
 
 def read_video(video: VideoSource, limits: ImageLimits) -> bytes | Video:
