@@ -22,7 +22,7 @@ def build() -> Path:
     cuBLAS are found in it, too."""
     if torch.version.cuda is None:
         raise CannotBuildError(
-            f"torch {torch.__version__} in {sys.prefix} is a build for CPUs. The stand-in needs PyPI's build for CUDA; a "
+            f"torch {torch.__version__} in {sys.prefix} is a build for CPUs. The stand-in needs the build for CUDA; a "
             "link folder, an index or a constraint file (`pip config list`, PIP_ variables) can make pip take another."
         )
     sources = sorted(SOURCES.iterdir())

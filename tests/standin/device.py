@@ -10,7 +10,7 @@ import torch
 class Device:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
-        for name in ("launches", "replays", "mallocs", "modules"):
+        for name in ("replays", "mallocs", "modules"):
             self._function(name).restype = ctypes.c_ulonglong
         for name in ("violation", "node"):
             self._function(name).restype = ctypes.c_char_p

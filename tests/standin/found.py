@@ -5,11 +5,10 @@ import msgspec
 
 class Found(msgspec.Struct):
     violations: list[str] = []
-    failures: list[str] = []  # calls that raised an error
+    failures: list[str] = []  # errors of the start and of calls
     compiled: list[str] = []  # Triton kernels that were compiled after the engine was ready
     num_modules: int = 0  # loaded after that
     num_mallocs: int = 0
-    num_launches: int = 0
     num_replays: int = 0
     nodes: dict[str, list[str]] = {}  # of each graph, by its key
 

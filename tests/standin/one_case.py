@@ -28,16 +28,20 @@ def run(case: Case, device: Device) -> Found:
     keys = note_graphs(device)
     with tempfile.TemporaryDirectory() as folder:
         write_model(case, Path(folder))
-        with LLM(folder, **case.settings()) as llm:
-            before = {name: device.count(name) for name in ("launches", "replays", "mallocs", "modules")}
-            note_compiled(found.compiled)
-            for name, call in calls(llm):
-                attempt(name, call, found.failures)
-    for name, number in before.items():
-        setattr(found, f"num_{name}", device.count(name) - number)
+        attempt("the start", lambda: serve(folder, case, device, found), found.failures)
     found.nodes = {str(key): device.nodes(graphs) for key, graphs in keys.items()}
     found.violations = device.violations()
     return found
+
+
+def serve(folder: str, case: Case, device: Device, found: Found) -> None:
+    with LLM(folder, **case.settings()) as llm:
+        before = {name: device.count(name) for name in ("replays", "mallocs", "modules")}
+        note_compiled(found.compiled)
+        for name, call in calls(llm):
+            attempt(name, call, found.failures)
+    for name, number in before.items():
+        setattr(found, f"num_{name}", device.count(name) - number)
 
 
 def note_graphs(device: Device) -> dict[GraphKey, range]:

@@ -47,7 +47,7 @@ struct Device {
   unsigned long long num_captures = 0;
   std::vector<Graph*> graphs;  // never freed: they are what is reported
   std::vector<std::string> violations;
-  unsigned long long num_launches = 0, num_replays = 0, num_mallocs = 0, num_modules = 0;
+  unsigned long long num_replays = 0, num_mallocs = 0, num_modules = 0;
 };
 
 Device& device();
