@@ -98,9 +98,9 @@ def build_engine(  # noqa: PLR0913
     folder, device = Path(folder), device_named(settings.device)
     if settings.shadow and settings.shadow_dir:
         writable_folder(settings.shadow_dir, "--shadow-dir")  # before the weights are loaded
-    eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
+    eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
     grammars = GrammarCompiler(  # starts its thread early
         processor.tokenizer, spec.decoder.vocab_size, eos, has_trials=tries_grammars
     )
