@@ -31,7 +31,8 @@ def build() -> Path:
     FOLDER.mkdir(exist_ok=True)
     part = FOLDER / f"part-{os.getpid()}"
     command = [
-        *("g++", "-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", f"-I{_headers()}", "-Wl,-soname,libcuda.so.1"),
+        *("g++", "-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"),
+        *(f"-I{folder}" for folder in _headers()),
         *(str(one) for one in sources if one.suffix == ".cpp"),
         *("-o", str(part), "-ldl"),
     ]
@@ -48,9 +49,19 @@ def build() -> Path:
     return LIBRARY
 
 
-def _headers() -> Path:
-    packages = find_spec("nvidia")
-    for folder in packages.submodule_search_locations or () if packages else ():
-        for found in Path(folder).glob("*/include/cuda_runtime_api.h"):
-            return found.parent
-    raise CannotBuildError(f"nvidia-cuda-runtime, which brings cuda_runtime_api.h, is not installed in {sys.prefix}")
+def _headers() -> list[Path]:
+    """Of the runtime that torch uses, then Triton's for what they include from other packages."""
+    found = [
+        file.parent
+        for package, pattern in (("nvidia", "*/include"), ("triton", "backends/nvidia/include"))
+        for folder in _folders(package)
+        for file in folder.glob(f"{pattern}/cuda_runtime_api.h")
+    ]
+    if len(found) < 2:
+        raise CannotBuildError(f"{sys.prefix} lacks the headers of nvidia-cuda-runtime or triton, which torch brings")
+    return found
+
+
+def _folders(package: str) -> list[Path]:
+    found = find_spec(package)
+    return [Path(folder) for folder in found.submodule_search_locations or ()] if found else []
