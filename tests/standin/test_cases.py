@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade.models.registry import read_spec
 from saccade.models.model_config import Config
+from saccade.models.registry import read_spec
 from tests.standin.__main__ import chosen, parsed
 from tests.standin.cases import CASES, NUM_LAYERS, Case, write_model
 from tests.standin.found import Found

@@ -1,10 +1,8 @@
 // The state of the device, the rules of captures, and what Python asks after a run.
 #include "device.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 namespace standin {
 
@@ -81,7 +79,8 @@ bool is_unsafe_now() {
   for (auto& [stream, capture] : device().captures) {
     if (capture.mode == cudaStreamCaptureModeRelaxed) continue;
     if (pthread_equal(capture.thread, pthread_self())) return true;
-    if (capture.mode == cudaStreamCaptureModeGlobal && mode_of_this_thread() == cudaStreamCaptureModeGlobal) return true;
+    bool is_global = capture.mode == cudaStreamCaptureModeGlobal;
+    if (is_global && mode_of_this_thread() == cudaStreamCaptureModeGlobal) return true;
   }
   return false;
 }

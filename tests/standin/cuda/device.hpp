@@ -1,12 +1,12 @@
-// A CUDA device that computes nothing. This file says what all parts share: memory, captures, graphs and what was wrong.
+// A CUDA device that computes nothing. This file says what all parts share: memory, captures, graphs, violations.
 //
 // Device memory is a reserved range of addresses that nobody may touch, so host code that reads device memory crashes.
 // Copies to the host write zeros; other copies, fills, kernels and products of matrices do nothing. What counts is when
-// and on which stream they come. Everything that a real device would refuse during a capture, or that would make a graph
-// wrong or late, is a violation.
+// Copies to the host write zeros; other copies, fills, kernels and products of matrices do nothing. What counts is when
+// is a violation.
 //
-// Out of scope: values, time, several devices, streams that join a capture by events, pools of cudaMallocAsync,
-// memory shared between processes.
+// Out of scope: values, time, several devices, streams that join a capture by events, pools of cudaMallocAsync, memory
+// shared between processes.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>

@@ -58,7 +58,9 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute number, CUfunction)
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
-CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction, const CUlaunchConfig*) { return *count = 4, CUDA_SUCCESS; }
+CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction, const CUlaunchConfig*) {
+  return *count = 4, CUDA_SUCCESS;
+}
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction function, void**, void**) {
   bool overlaps = false;  // starts before the kernel in front of it has ended
@@ -87,7 +89,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, v
   return CUDA_SUCCESS;
 }
 
-CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t, CUdriverProcAddressQueryResult* status) {
+CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t,
+                             CUdriverProcAddressQueryResult* status) {
   *function = !strcmp(name, "cuGetProcAddress") ? (void*)cuGetProcAddress_v2 : driver_function(name);
   if (status) *status = CU_GET_PROC_ADDRESS_SUCCESS;
   return CUDA_SUCCESS;

@@ -2,7 +2,6 @@
 #include "device.hpp"
 
 #include <cstdio>
-#include <cstring>
 #include <unordered_map>
 
 using namespace standin;
@@ -116,7 +115,8 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }  // every error is return
 cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error of the stand-in"; }
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorStreamCaptureUnsupported ? "the stand-in refused this during a capture" : "refused by the stand-in";
+  return error == cudaErrorStreamCaptureUnsupported ? "the stand-in refused this during a capture"
+                                                    : "refused by the stand-in";
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {

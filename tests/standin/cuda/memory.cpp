@@ -7,7 +7,7 @@
 
 using namespace standin;
 
-static constexpr size_t PAGE = 2 << 20;  // real addresses are multiples of this, and kernels are compiled for aligned ones
+static constexpr size_t PAGE = 2 << 20;  // real addresses are multiples of it
 
 static cudaError_t refused(const char* what) {
   violation(std::string(what) + " during a capture");
@@ -107,7 +107,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* a
 }
 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t num_bytes, cudaMemcpyKind) {
-  return capture_of_this_thread() ? refused("cudaMemcpy, which waits,") : copy(target, source, num_bytes, nullptr);
+  if (capture_of_this_thread()) return refused("cudaMemcpy, which waits,");
+  return copy(target, source, num_bytes, nullptr);
 }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t num_bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -132,6 +133,7 @@ cudaError_t cudaMemsetAsync(void* address, int, size_t num_bytes, cudaStream_t s
 }
 
 cudaError_t cudaMemset(void* address, int value, size_t num_bytes) {
-  return capture_of_this_thread() ? refused("cudaMemset, which waits,") : cudaMemsetAsync(address, value, num_bytes, nullptr);
+  if (capture_of_this_thread()) return refused("cudaMemset, which waits,");
+  return cudaMemsetAsync(address, value, num_bytes, nullptr);
 }
 }
