@@ -1,9 +1,9 @@
 // A CUDA device that computes nothing. This file says what all parts share: memory, captures, graphs, violations.
 //
 // Device memory is a reserved range of addresses that nobody may touch, so host code that reads device memory crashes.
-// Copies to the host write zeros; other copies, fills, kernels and products of matrices do nothing. What counts is when
-// Copies to the host write zeros; other copies, fills, kernels and products of matrices do nothing. What counts is when
-// is a violation.
+// Copies to the host write zeros. Other copies, fills, kernels and products of matrices do nothing: what counts is when
+// they come, and on which stream. Whatever a real device would refuse during a capture, or what would make a graph
+// wrong, is a violation.
 //
 // Out of scope: values, time, several devices, streams that join a capture by events, pools of cudaMallocAsync, memory
 // shared between processes.
