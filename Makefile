@@ -3,6 +3,7 @@ PYTHON ?= python3
 PORT ?= 8000
 THREADS ?= 1
 SCALE ?= tests/ray
+STANDIN_VENV ?= .venv-standin
 BIN := .venv/bin
 STAMP := .venv/installed
 RUNTIME := .venv/runtime
@@ -12,7 +13,7 @@ LOCK ?= requirements.lock
 # Tests start hundreds of processes, and each would compile torch's thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install check test clients accuracy scale gpu serve docs wheel lock clean
+.PHONY: install check test clients accuracy scale gpu standin serve docs wheel lock clean
 
 install: $(STAMP)
 
@@ -64,6 +65,15 @@ gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"
 	SACCADE_TEST_LAYERS=12 $(BIN)/pytest tests/gpu -m "not alone" --numprocesses 8 --dist loadfile
 	$(BIN)/pytest tests/gpu -m alone
+
+# Checks the host's side of the CUDA path without a GPU, see tests/standin/README.md. Fetches torch's build for CUDA, 3 GB,
+# the first time; STANDIN_VENV names an environment that has it. Options: make standin ARGS="--case hopper --nodes"
+standin: $(STANDIN_VENV)/bin/python
+	$(STANDIN_VENV)/bin/python -m tests.standin $(ARGS)
+
+$(STANDIN_VENV)/bin/python:
+	$(PYTHON) -m venv $(STANDIN_VENV)
+	$(STANDIN_VENV)/bin/pip install --disable-pip-version-check torch==2.11.0 --editable . || (rm -r $(STANDIN_VENV); exit 1)
 
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)

@@ -195,6 +195,42 @@ def test_with_another_triton_interface_every_launch_is_ordinary(kind: type[Kerne
     assert not launch._cached
 
 
+class Hashed(Kernel):
+    """Like Triton 3.6, it is hashed at its first launch, with what its helpers refer to only if they are hashed."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.fn, self.found = function, ""
+
+    @property
+    def cache_key(self) -> str:
+        if not self.found:
+            helpers = [self.fn.__globals__[name] for name in self.fn.__code__.co_names]
+            known = [helper.found for helper in helpers]
+            self.found = f"{self.fn.__name__}{known}{[helper.cache_key for helper in helpers]}"
+        return self.found
+
+    def compiled(self) -> Any:
+        assert self.cache_key
+        return super().compiled()
+
+
+HASHED = "def constant(): 1\ndef helper(): constant()\ndef one(): helper()\ndef two(): helper()"
+
+
+def test_a_kernel_has_the_same_key_whichever_kernel_is_launched_first() -> None:
+    keys: list[dict[str, str]] = []
+    for order in (("one", "two"), ("two", "one")):
+        names: dict[str, Any] = {}
+        exec(HASHED, names)
+        kernels = {name: Hashed(function) for name, function in names.items() if name != "__builtins__"}
+        names.update(kernels)
+        for name in order:
+            Launcher(kernels[name], kernels[name])[1,](*tensors(), 8, 1.0, **CONSTANTS)
+        keys.append({name: kernels[name].cache_key for name in sorted(order)})
+    assert keys[0] == keys[1]
+
+
 def test_a_device_error_is_not_mistaken_for_another_interface() -> None:
     class Broken(Compiled):
         def run(self, *args: Any) -> None:

@@ -1,7 +1,8 @@
 """Cheap repeated launches of Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -46,9 +47,14 @@ class Launcher:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
 
+    @cached_property
+    def _with_key(self) -> Any:
+        settle_key(self.kernel)
+        return self.kernel
+
     def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         if not self._can_cache:
-            self.kernel[grid](*args, **constants)
+            self._with_key[grid](*args, **constants)
             return
         tensors, numbers = args[: self._num_pointers], args[self._num_pointers :]
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -57,7 +63,7 @@ class Launcher:
         key = (device, *numbers, *dtypes, *misaligned, *constants, *constants.values())
         cached = self._cached.get(key)
         if cached is None or not self._launch_directly(grid, device, addresses, *cached):
-            self._remember(key, self.kernel[grid](*args, **constants), numbers, constants)
+            self._remember(key, self._with_key[grid](*args, **constants), numbers, constants)
 
     def _launch_directly(
         self, grid: tuple[int, ...], device: int, addresses: Sequence[int], compiled: Any, others: tuple[Any, ...]
@@ -80,3 +86,17 @@ class Launcher:
         if len(self._cached) >= MAX_CACHED:
             self._cached.clear()
         self._cached[key] = compiled, (*numbers, *(constants[name] for name in names))
+
+
+def settle_key(kernel: Any) -> None:
+    """Makes Triton hash a kernel's helpers before the kernel. Triton 3.6 leaves a helper's constants out of the key of
+    the kernel that mentions it first. Keys, by which kernels are found on disk, would depend on the order of launches,
+    and a worker would compile again what the compile processes have compiled."""
+    function = getattr(kernel, "fn", None)
+    if not isinstance(function, FunctionType):
+        return
+    for name in function.__code__.co_names:
+        helper = function.__globals__.get(name)
+        if helper is not kernel and isinstance(helper, type(kernel)):
+            settle_key(helper)
+    getattr(kernel, "cache_key", None)
