@@ -103,7 +103,7 @@ def build_engine(  # noqa: PLR0913
     eos = GenerationDefaults.from_folder(folder, processor.tokenizer).eos_token_ids
     if is_slow_by_default(settings, device, config):
         log.warning(
-            "the checkpoint is in float32, and so the model runs: twice the memory of bfloat16, and slower "
+            "the checkpoint is in float32, so the model runs in float32: twice the memory of bfloat16, and slower "
             "(--dtype bfloat16)"
         )
     grammars = GrammarCompiler(  # starts its thread early
