@@ -30,7 +30,7 @@ class MoE(Layer):
     def __call__(self, x_TD: Inputs) -> Tensor:
         assert isinstance(x_TD, Tensor), "a router needs unscaled inputs"
         weights_TN = torch.softmax(self.router(x_TD), dim=-1, dtype=torch.float32)
-        weights_TA, experts_TA = weights_TN.topk(self.spec.top_k, dim=-1)
+        weights_TA, experts_TA = weights_TN.topk(self.spec.top_k, dim=-1, sorted=False)
         if self.spec.renormalise:
             weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
         return self.experts(x_TD, experts_TA, weights_TA)
@@ -52,11 +52,11 @@ class Experts(Layer):
     def __call__(self, x_TD: Tensor, experts_TA: Tensor, weights_TA: Tensor) -> Tensor:
         top_k = experts_TA.shape[1]
         sorted_A, order_A = experts_TA.flatten().sort(stable=True)
-        ends_N = torch.searchsorted(sorted_A, self.ids_N, right=True).to(torch.int32)
+        ends_N = torch.searchsorted(sorted_A, self.ids_N, right=True, out_int32=True)
         hidden_AF = self.kernels.multiply_grouped(x_TD[order_A // top_k], self.gate_up, ends_N)
         inner_AF = self.kernels.gated_inputs(hidden_AF, self.spec.activation, self.down)
         sorted_AD = self.kernels.multiply_grouped(inner_AF, self.down, ends_N)
-        y_TAD = sorted_AD[order_A.argsort()].unflatten(0, (-1, top_k))
+        y_TAD = torch.empty_like(sorted_AD).index_copy_(0, order_A, sorted_AD).unflatten(0, (-1, top_k))
         y_TD = (y_TAD * weights_TA.unsqueeze(-1)).sum(dim=1).to(x_TD.dtype)
         return self.group.all_reduce(y_TD)
 
