@@ -17,7 +17,7 @@ from saccade.inputs.media import containers
 from saccade.inputs.media.containers import FRAME_BYTES, decode_video
 from saccade.inputs.media.images import SCRATCH_BYTES, ImageLimits
 from saccade.inputs.media.sampling import Sample
-from saccade.inputs.media.timing import Shown, read_times
+from saccade.inputs.media.video_timing import Shown, read_times
 from saccade.inputs.media.videos import Video
 from saccade.inputs.media_settings import read_video_settings
 from saccade.inputs.processor import Processor

@@ -31,7 +31,7 @@ from saccade.inputs.media.images import (
 )
 from saccade.inputs.media.jpeg import count_visits, read_frame
 from saccade.inputs.media.sampling import Sample, sample_frames
-from saccade.inputs.media.timing import Shown, find_rate, read_times
+from saccade.inputs.media.video_timing import Shown, find_rate, read_times
 from saccade.models.media import VideoSettings
 
 MAX_DECODED_FRAMES = 100_000
