@@ -20,9 +20,9 @@ Item = TypeVar("Item")
 
 
 class PromptReader(Generic[Item]):
-    """All prompts are read before the first runs, so that an error in one loses no work. Threads read them: decoding an
-    image takes a third of the time of an answer about it. Pixels beyond KEPT_BYTES are dropped and read again, a few
-    prompts ahead, while the engine works. Iterate once."""
+    """All prompts are read before the first runs, so that an error in one loses no work. Threads read them, because
+    decoding one image after another would keep a GPU waiting. Pixels beyond KEPT_BYTES are dropped and read again, a
+    few prompts ahead, while the engine works. Iterate once."""
 
     def __init__(self, items: Sequence[Item], read: Callable[[Item], Prompt]) -> None:
         self._items, self._read = items, read
@@ -62,11 +62,9 @@ class PromptReader(Generic[Item]):
     def _first(self, index: int) -> Prompt | None:
         prompt = self._one(index)
         with self._lock:
-            self._kept_bytes += prompt.pixel_bytes
-            if self._kept_bytes <= KEPT_BYTES or not prompt.media:
-                return prompt
-            self._kept_bytes -= prompt.pixel_bytes
-        return None
+            fits = self._kept_bytes + prompt.pixel_bytes <= KEPT_BYTES
+            self._kept_bytes += prompt.pixel_bytes if fits else 0
+        return prompt if fits else None
 
     def _one(self, index: int) -> Prompt:
         with naming_prompt(index, len(self)):
